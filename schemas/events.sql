@@ -1,0 +1,49 @@
+-- One row is one thing that happened to memory, in true order.
+
+CREATE TABLE events (
+  run_id VARCHAR NOT NULL,
+  rank INTEGER NOT NULL,
+  seq BIGINT NOT NULL,
+  ts_ns BIGINT NOT NULL,
+  device_type VARCHAR NOT NULL,
+  device_index INTEGER NOT NULL,
+  action VARCHAR NOT NULL,
+  alloc_id BIGINT,
+  address UBIGINT,
+  requested_bytes BIGINT,
+  block_bytes BIGINT,
+  stream BIGINT,
+  pool_id VARCHAR,
+  thread_id BIGINT,
+  span_id BIGINT,
+  stack_id BIGINT,
+  step BIGINT,
+  phase VARCHAR,
+  category VARCHAR,
+  total_allocated BIGINT,
+  total_reserved BIGINT,
+  inferred BOOLEAN NOT NULL
+);
+COMMENT ON TABLE events IS 'Everything that happened to memory: allocations, frees, segments, out-of-memory errors, marks.';
+COMMENT ON COLUMN events.run_id IS 'Run, see runs.';
+COMMENT ON COLUMN events.rank IS 'Rank, see runs.';
+COMMENT ON COLUMN events.seq IS 'Position in the rank, from 0: device after device, in true order within a device (time, Ev Idx, file order for traces; entry order for snapshots). Memory that was there before comes first, in address order.';
+COMMENT ON COLUMN events.ts_ns IS 'Time in nanoseconds, see runs.time_base; inferred rows carry the time of the event that showed them.';
+COMMENT ON COLUMN events.device_type IS 'Device type, see devices.';
+COMMENT ON COLUMN events.device_index IS 'Device index, see devices.';
+COMMENT ON COLUMN events.action IS 'What happened, see the type action; a word that this version does not know is kept as it stands.';
+COMMENT ON COLUMN events.alloc_id IS 'Number of the allocation within run and rank, the same on its alloc, free_requested and free_completed rows; null for other actions.';
+COMMENT ON COLUMN events.address IS 'Address of the block or segment as the source states it; null where it does not.';
+COMMENT ON COLUMN events.requested_bytes IS 'Bytes asked for (alloc, free), segment or mapped bytes (segment_*), rounded request (oom); null where the source knows only the block.';
+COMMENT ON COLUMN events.block_bytes IS 'Bytes of the allocator''s block; null where the source knows only the request.';
+COMMENT ON COLUMN events.stream IS 'Stream handle as an integer, 0 is the default stream; null where unknown.';
+COMMENT ON COLUMN events.pool_id IS 'Memory pool as a:b, 0:0 is the default pool; null where unknown.';
+COMMENT ON COLUMN events.thread_id IS 'Thread that caused it; null where unknown.';
+COMMENT ON COLUMN events.span_id IS 'Innermost span around it on its thread, see spans; null where there is none.';
+COMMENT ON COLUMN events.stack_id IS 'Stack recorded with it, see stacks; null where there is none.';
+COMMENT ON COLUMN events.step IS 'Training step (ProfilerStep number, or counted from optimizer steps); null outside of steps or where unknown.';
+COMMENT ON COLUMN events.phase IS 'forward, backward, optimizer or other; null where the source does not allow an answer.';
+COMMENT ON COLUMN events.category IS 'What the allocation is for, see the type category; the same on all rows of an allocation; null for other actions.';
+COMMENT ON COLUMN events.total_allocated IS 'Allocated bytes after the event as the source recorded them; null where it did not.';
+COMMENT ON COLUMN events.total_reserved IS 'Reserved bytes after the event as the source recorded them; on oom rows null.';
+COMMENT ON COLUMN events.inferred IS 'True for rows that an adapter deduced: memory that was there before, a free that was lost.';

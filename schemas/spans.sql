@@ -1,0 +1,39 @@
+-- One row is one stretch of time with a name: operator, annotation, module, step, kernel.
+
+CREATE TABLE spans (
+  run_id VARCHAR NOT NULL,
+  rank INTEGER NOT NULL,
+  span_id BIGINT NOT NULL,
+  parent_id BIGINT,
+  kind VARCHAR NOT NULL,
+  name VARCHAR NOT NULL,
+  ts_ns BIGINT NOT NULL,
+  dur_ns BIGINT NOT NULL,
+  process_id BIGINT,
+  thread_id BIGINT,
+  device_index INTEGER,
+  stream BIGINT,
+  correlation_id BIGINT,
+  external_id BIGINT,
+  sequence_number BIGINT,
+  fwd_thread_id BIGINT,
+  input_shapes VARCHAR
+);
+COMMENT ON TABLE spans IS 'Operators, annotations, modules, steps, runtime calls and device activity of a trace, in exact nanoseconds.';
+COMMENT ON COLUMN spans.run_id IS 'Run, see runs.';
+COMMENT ON COLUMN spans.rank IS 'Rank, see runs.';
+COMMENT ON COLUMN spans.span_id IS 'Number of the span within run and rank, in order of start.';
+COMMENT ON COLUMN spans.parent_id IS 'Innermost span around it on the same thread; null at the root and for device activity.';
+COMMENT ON COLUMN spans.kind IS 'What it is, see the type span_kind.';
+COMMENT ON COLUMN spans.name IS 'Name as recorded.';
+COMMENT ON COLUMN spans.ts_ns IS 'Start, ns, same base as events.ts_ns.';
+COMMENT ON COLUMN spans.dur_ns IS 'Duration, ns.';
+COMMENT ON COLUMN spans.process_id IS 'Process (host spans); null for device activity.';
+COMMENT ON COLUMN spans.thread_id IS 'Thread (host spans); null for device activity.';
+COMMENT ON COLUMN spans.device_index IS 'Device on which it ran (kernel, memcpy, memset); null for host spans.';
+COMMENT ON COLUMN spans.stream IS 'Stream on which it ran; null for host spans.';
+COMMENT ON COLUMN spans.correlation_id IS 'Joins a runtime call with the device activity it launched.';
+COMMENT ON COLUMN spans.external_id IS 'External id: joins device activity with the operator that launched it.';
+COMMENT ON COLUMN spans.sequence_number IS 'Autograd sequence number: joins a forward operator with its backward one.';
+COMMENT ON COLUMN spans.fwd_thread_id IS 'Thread of the forward operator, on backward operators.';
+COMMENT ON COLUMN spans.input_shapes IS 'Input Dims as JSON text where shapes were recorded.';

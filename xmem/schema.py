@@ -1,0 +1,114 @@
+"""Loads schemas/*.sql: tables, words and issue codes; everything that knows a column learns it here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import duckdb
+    import pyarrow as pa
+
+SCHEMA_VERSION = 1
+
+#: Tables that ingest writes, in the order in which a run is committed: `runs` last, it makes the rest visible.
+INGEST_TABLES = ("events", "spans", "stacks", "segments", "blocks", "devices", "issues", "runs")
+#: Tables that a simulation writes.
+SIMULATION_TABLES = ("simulation_events", "simulation_segments", "simulations")
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its DuckDB type, whether it may be null, and its comment."""
+
+    name: str
+    type: str
+    nullable: bool
+    comment: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table: its comment and its columns in order."""
+
+    name: str
+    comment: str
+    columns: tuple[Column, ...]
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """Names of the columns in order."""
+        return tuple(column.name for column in self.columns)
+
+
+@dataclass(frozen=True)
+class IssueCode:
+    """One kind of issue with its severity, meaning and advice."""
+
+    code: str
+    severity: str
+    meaning: str
+    advice: str
+
+
+def schema_folder() -> Path:
+    """Folder of the DDL: inside the installed package, else beside it in a checkout."""
+    inside = Path(__file__).parent / "schemas"
+    return inside if inside.is_dir() else Path(__file__).parent.parent / "schemas"
+
+
+def ddl() -> str:
+    """Return the whole DDL as one text, types first."""
+    files = sorted(schema_folder().glob("*.sql"), key=lambda file: (file.name != "types.sql", file.name))
+    return "\n".join(file.read_text(encoding="utf-8") for file in files)
+
+
+@cache
+def _catalogue() -> duckdb.DuckDBPyConnection:
+    import duckdb
+
+    connection = duckdb.connect()
+    connection.execute(ddl())
+    return connection
+
+
+@cache
+def tables() -> dict[str, Table]:
+    """Return every table of the schema by name."""
+    rows = _catalogue().execute(
+        "SELECT t.table_name, coalesce(t.comment, ''), c.column_name, c.data_type, c.is_nullable,"
+        " coalesce(c.comment, '') FROM duckdb_tables() t JOIN duckdb_columns() c USING (table_oid)"
+        " WHERE NOT t.internal ORDER BY t.table_name, c.column_index"
+    )
+    found: dict[str, tuple[str, list[Column]]] = {}
+    for table, table_comment, name, data_type, nullable, comment in rows.fetchall():
+        found.setdefault(table, (table_comment, []))[1].append(Column(name, data_type, nullable, comment))
+    return {name: Table(name, comment, tuple(columns)) for name, (comment, columns) in found.items()}
+
+
+@cache
+def enums() -> dict[str, tuple[str, ...]]:
+    """Return the words of every type: `enums()["category"]`."""
+    rows = _catalogue().execute(
+        "SELECT type_name, labels FROM duckdb_types() WHERE NOT internal AND labels IS NOT NULL"
+    )
+    return {name: tuple(labels) for name, labels in rows.fetchall()}
+
+
+@cache
+def issue_codes() -> dict[str, IssueCode]:
+    """Return every issue code by name."""
+    rows = _catalogue().execute("SELECT code, severity, meaning, advice FROM issue_codes")
+    return {row[0]: IssueCode(*row) for row in rows.fetchall()}
+
+
+@cache
+def arrow_schema(table: str) -> pa.Schema:
+    """Return the Arrow schema of a table, without the partition columns run_id and rank; NOT NULL is kept."""
+    import pyarrow as pa
+
+    empty = _catalogue().sql(f'SELECT * EXCLUDE (run_id, rank) FROM "{table}"').to_arrow_table()
+    nullable = {column.name: column.nullable for column in tables()[table].columns}
+    return pa.schema([field.with_nullable(nullable[field.name]) for field in empty.schema])

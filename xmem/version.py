@@ -1,0 +1,3 @@
+"""The one home of xmem's version number."""
+
+__version__ = "0.1.0"
