@@ -5,6 +5,8 @@ CREATE TABLE spans (
   rank INTEGER NOT NULL,
   span_id BIGINT NOT NULL,
   parent_id BIGINT,
+  op_id BIGINT,
+  module_id BIGINT,
   kind VARCHAR NOT NULL,
   name VARCHAR NOT NULL,
   ts_ns BIGINT NOT NULL,
@@ -24,6 +26,8 @@ COMMENT ON COLUMN spans.run_id IS 'Run, see runs.';
 COMMENT ON COLUMN spans.rank IS 'Rank, see runs.';
 COMMENT ON COLUMN spans.span_id IS 'Number of the span within run and rank, in order of start.';
 COMMENT ON COLUMN spans.parent_id IS 'Innermost span around it on the same thread; null at the root and for device activity.';
+COMMENT ON COLUMN spans.op_id IS 'Outermost operator at or above the span on its thread: what the program called (aten::conv2d, not aten::empty); null where there is none.';
+COMMENT ON COLUMN spans.module_id IS 'Innermost module call at or above the span on its thread; null where there is none.';
 COMMENT ON COLUMN spans.kind IS 'What it is, see the type span_kind.';
 COMMENT ON COLUMN spans.name IS 'Name as recorded.';
 COMMENT ON COLUMN spans.ts_ns IS 'Start, ns, same base as events.ts_ns.';
