@@ -31,11 +31,13 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """One table: its comment and its columns in order."""
+    """One table or view: its comment and its columns in order; for a view an example of its use."""
 
     name: str
     comment: str
     columns: tuple[Column, ...]
+    kind: str = "table"
+    example: str = ""
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -77,15 +79,20 @@ def _catalogue() -> duckdb.DuckDBPyConnection:
 @cache
 def tables() -> dict[str, Table]:
     """Return every table of the schema by name."""
-    rows = _catalogue().execute(
-        "SELECT t.table_name, coalesce(t.comment, ''), c.column_name, c.data_type, c.is_nullable,"
-        " coalesce(c.comment, '') FROM duckdb_tables() t JOIN duckdb_columns() c USING (table_oid)"
-        " WHERE NOT t.internal ORDER BY t.table_name, c.column_index"
+    return {table.name: table for table in describe(_catalogue(), "table")}
+
+
+def describe(connection: duckdb.DuckDBPyConnection, kind: str) -> list[Table]:
+    """Return what a connection knows as tables or (kind "view") as views, by name, with comments and columns."""
+    rows = connection.execute(
+        f"SELECT t.{kind}_name, coalesce(t.comment, ''), c.column_name, c.data_type, c.is_nullable,"
+        f" coalesce(c.comment, '') FROM duckdb_{kind}s() t JOIN duckdb_columns() c ON c.table_oid = t.{kind}_oid"
+        f" AND c.table_name = t.{kind}_name WHERE NOT t.internal ORDER BY t.{kind}_name, c.column_index"
     )
     found: dict[str, tuple[str, list[Column]]] = {}
-    for table, table_comment, name, data_type, nullable, comment in rows.fetchall():
-        found.setdefault(table, (table_comment, []))[1].append(Column(name, data_type, nullable, comment))
-    return {name: Table(name, comment, tuple(columns)) for name, (comment, columns) in found.items()}
+    for name, comment, column, data_type, nullable, column_comment in rows.fetchall():
+        found.setdefault(name, (comment, []))[1].append(Column(column, data_type, nullable, column_comment))
+    return [Table(name, comment, tuple(columns), kind) for name, (comment, columns) in found.items()]
 
 
 @cache

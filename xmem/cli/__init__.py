@@ -1,1 +1,120 @@
-"""placeholder"""
+"""The command line: finds the verb, runs it, and turns errors into one sentence and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from xmem.errors import XmemError
+from xmem.render import make_inert
+from xmem.version import __version__
+
+#: Commands in the order of the help page; each is a module of this package that holds a click command `command`.
+VERBS = ("ingest", "inspect", "runs", "simulate", "gpus", "query", "schema")
+
+EXIT_INTERNAL = 70
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+EPILOG = """\b
+Exit codes: 0 fits, or done. 1 does not fit. 2 wrong use. 3 unreadable input. 4 refused.
+Every option has an environment variable: XMEM_SIMULATE_GPU=24 stands for simulate --gpu 24.
+"""
+
+
+class VerbGroup(click.Group):
+    """A group that imports a verb's module when the verb is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the verbs in order."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return a verb."""
+        if cmd_name not in VERBS:
+            return None
+        command: click.Command = importlib.import_module(f"xmem.cli.{cmd_name}").command
+        return command
+
+    def make_context(self, *args: Any, **options: Any) -> click.Context:
+        """Parse; a reader of the help page that goes away early is no error."""
+        with _quiet_pipe():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb; a reader of the result that goes away early is no error."""
+        if os.environ.get("NO_COLOR"):
+            ctx.color = False
+        with _quiet_pipe():
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+
+
+@contextmanager
+def _quiet_pipe() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        raise click.exceptions.Exit(EXIT_BROKEN_PIPE) from None
+
+
+@click.group(
+    cls=VerbGroup,
+    epilog=EPILOG,
+    context_settings={"auto_envvar_prefix": "XMEM", "help_option_names": ["-h", "--help"], "show_default": True},
+)
+@click.version_option(__version__, prog_name="xmem", message="%(prog)s %(version)s")
+def xmem_command() -> None:
+    """Will this deep-learning job fit on that GPU? Ask its trace.
+
+    \b
+    xmem ingest trace.json.gz        read a torch.profiler trace, CUDA snapshot or memory timeline
+    xmem simulate --gpu 24           replay it on a 24 GiB GPU: fits or not, and why
+    xmem query "FROM peaks"          ask anything else in SQL
+    """
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; no exception leaves here."""
+    try:
+        result = xmem_command.main(
+            args=list(arguments) if arguments is not None else None, prog_name="xmem", standalone_mode=False
+        )
+        return result if isinstance(result, int) else 0
+    except click.Abort:
+        return EXIT_INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except XmemError as error:
+        _print_error(error.message, error.hint)
+        return error.exit_code
+    except Exception as error:
+        if os.environ.get("XMEM_DEBUG"):
+            traceback.print_exc()
+        _print_error(
+            f"xmem failed in a way that it should not: {type(error).__name__}: {error}",
+            "This is a fault of xmem, not of your input. XMEM_DEBUG=1 shows where it happened.",
+        )
+        return EXIT_INTERNAL
+
+
+def _print_error(message: str, hint: str) -> None:
+    click.echo(f"error: {make_inert(message)}", err=True)
+    if hint:
+        click.echo(f"hint: {make_inert(hint)}", err=True)
+
+
+def main() -> None:
+    """Run the command line and leave the process with its exit code."""
+    sys.exit(run())

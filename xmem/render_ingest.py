@@ -1,0 +1,87 @@
+"""What `xmem ingest` and `xmem inspect` found, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from xmem.render import fact_lines, make_inert
+from xmem.units import format_bytes
+
+if TYPE_CHECKING:
+    from xmem.ingest import Ingested
+
+
+def ingested_text(ingested: Sequence[Ingested], *, verbose: bool = False) -> str:
+    """Say for each run what it is and how much of it there is, and what to run next."""
+    lines = [line for one in ingested for line in _run_lines(one, verbose)]
+    if ingested:
+        lines.append(f"next: xmem simulate {make_inert(ingested[-1].run_id)} --gpu 24")
+    return "\n".join(lines)
+
+
+def _run_lines(one: Ingested, verbose: bool) -> list[str]:
+    kept = " (in the store already; --force reads it again)" if one.already_there else ""
+    facts = [
+        ("source", _source(one)),
+        ("events", f"{one.event_count:,} rows, {one.memory_event_count:,} allocations and frees recorded"),
+        ("spans", f"{one.span_count:,}; {one.stack_count:,} stacks"),
+    ]
+    facts += [(_device_label(one, device), _device_facts(device)) for device in one.devices]
+    facts += _issue_facts(one, verbose)
+    return [f"{make_inert(one.name)}: run {one.run_id}{kept}", *fact_lines(facts)]
+
+
+def _source(one: Ingested) -> str:
+    versions = sorted({source.torch_version for source in one.sources if source.torch_version})
+    parts = [one.adapter]
+    if versions:
+        parts.append("torch " + make_inert(", ".join(versions)))
+    if len(one.ranks) > 1:
+        parts.append(f"{len(one.ranks)} ranks ({', '.join(map(str, one.ranks))})")
+    parts.append(format_bytes(sum(source.source_bytes for source in one.sources)))
+    for label in ("ring_buffer", "truncated"):
+        if any(getattr(source, label) for source in one.sources):
+            parts.append(label.replace("_", " "))
+    return ", ".join(parts)
+
+
+def _device_label(one: Ingested, device: object) -> str:
+    name = make_inert(str(getattr(device, "device", "")))
+    return f"{name} of rank {getattr(device, 'rank', 0)}" if len(one.ranks) > 1 else name
+
+
+def _device_facts(device: object) -> str:
+    peak, end = getattr(device, "peak_allocated_bytes", None), getattr(device, "end_allocated_bytes", None)
+    reserved, before = getattr(device, "peak_reserved_bytes", None), getattr(device, "baseline_bytes", 0)
+    parts = [f"peak {format_bytes(peak)} allocated"]
+    if reserved is not None:
+        parts[0] += f", {format_bytes(reserved)} reserved"
+    parts.append(f"{format_bytes(end)} at the end")
+    if before:
+        parts.append(f"{format_bytes(before)} there before")
+    name, total = getattr(device, "name", None), getattr(device, "total_bytes", None)
+    if name or total:
+        known = [make_inert(str(name))] if name else []
+        known += [format_bytes(total)] if total else []
+        parts.append(", ".join(known))
+    return "; ".join(parts)
+
+
+def _issue_facts(one: Ingested, verbose: bool) -> list[tuple[str, str]]:
+    if not one.issues:
+        return [("issues", "none")]
+    if not verbose:
+        return [("issues", ", ".join(f"{issue.code} {issue.count:,}" for issue in one.issues))]
+    return [
+        (
+            "issue",
+            f"{issue.code} {issue.count:,} ({issue.severity}){_place(issue)} {make_inert(issue.detail or '')}".rstrip(),
+        )
+        for issue in one.issues
+    ]
+
+
+def _place(issue: object) -> str:
+    first_at, unit = getattr(issue, "first_at", None), getattr(issue, "first_unit", None)
+    return f", first at {unit} {first_at:,}" if first_at is not None else ""
