@@ -2,8 +2,9 @@
 --
 -- Frees: an allocator completes a free by itself. Only where the recording shows the completion later than the request
 -- (another stream held the block) a record_stream on the unknown stream (-1) keeps the block until free_completed.
--- empty_cache is in no recording: a run of segment_free entries that neither makes room for a segment nor ends in an
--- out-of-memory error is one. It counts as one, too, where a segment follows that would have fitted without it.
+-- empty_cache is in no recording. A run of segment_free entries is one where its stack says so, or where it neither makes
+-- room for a segment nor ends in an out-of-memory error, or, without stacks, where the segment that follows would have
+-- fitted without it.
 WITH chosen AS MATERIALIZED (
   SELECT *
   FROM events
@@ -32,6 +33,17 @@ neighbours AS (
   FROM chosen
   WINDOW entry AS (ORDER BY seq)
 ),
+frames AS (
+  SELECT
+    stack_id,
+    coalesce(
+      list_filter(stacks.frames, lambda f: ends_with(f.filename, '.py') AND NOT contains(f.filename, '/torch/'))[1],
+      list_filter(stacks.frames, lambda f: f.line > 0)[1]
+    ) AS place,
+    len(list_filter(stacks.frames, lambda f: f.name ILIKE '%empty%cache%')) > 0 AS empties
+  FROM stacks
+  WHERE run_id = $run_id AND rank = $rank
+),
 releases AS (
   SELECT *, sum(CASE WHEN coalesce(goes_on, false) THEN 0 ELSE 1 END) OVER (ORDER BY seq) AS burst
   FROM neighbours
@@ -42,6 +54,7 @@ bursts AS (
     min(seq) AS seq,
     max(next_seq) AS next_seq,
     arg_min(reserved_bytes + requested_bytes, seq) AS reserved_before,
+    arg_min(stack_id, seq) AS stack_id,
     list(DISTINCT pool_id) FILTER (pool_id <> '0:0') AS pools
   FROM releases
   GROUP BY burst
@@ -50,17 +63,15 @@ emptied AS (
   SELECT bursts.seq, bursts.pools
   FROM bursts
   CROSS JOIN facts
+  LEFT JOIN frames ON frames.stack_id = bursts.stack_id
   LEFT JOIN chosen AS following ON following.seq = bursts.next_seq
-  WHERE following.action IS NULL
+  WHERE frames.empties
+    OR following.action IS NULL
     OR following.action NOT IN ('oom', 'segment_alloc', 'segment_map')
-    OR (following.action <> 'oom' AND reserved_before + following.requested_bytes <= peak_reserved)
-),
-frames AS (
-  SELECT
-    stack_id,
-    list_filter(stacks.frames, lambda frame: frame.line > 0 AND NOT contains(frame.filename, '/torch/'))[1] AS place
-  FROM stacks
-  WHERE run_id = $run_id AND rank = $rank
+    OR (
+      frames.empties IS NULL AND following.action <> 'oom'
+      AND reserved_before + following.requested_bytes <= peak_reserved
+    )
 ),
 requests AS (
   SELECT seq, 2 AS part, 'alloc' AS action, alloc_id, coalesce(requested_bytes, block_bytes) AS bytes, stream, pool_id
@@ -79,7 +90,7 @@ requests AS (
   JOIN frees USING (alloc_id)
   WHERE action = 'free_requested' OR (action = 'free_completed' AND requested_seq IS NULL)
   UNION ALL
-  SELECT chosen.seq, 1, 'free_completed', alloc_id, NULL, stream, pool_id
+  SELECT chosen.seq, 1, 'free_completed', alloc_id, NULL, chosen.stream, chosen.pool_id
   FROM chosen
   JOIN frees USING (alloc_id)
   JOIN neighbours AS request ON request.seq = frees.requested_seq
