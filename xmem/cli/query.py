@@ -11,7 +11,7 @@ import click
 from xmem.cli.options import json_option, print_text, store_option, terminal_width
 from xmem.cli.output import check_target, iterate_rows, write_rows
 from xmem.errors import UsageError
-from xmem.render import csv_rows, json_rows, table_text
+from xmem.render import csv_rows, json_rows, make_inert, table_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,13 +48,13 @@ def command(
 
     if as_json and as_csv:
         raise click.UsageError("--json and --csv exclude each other.")
-    text = _sql_text(sql, options["sql_file"])
+    text = _sql_text(sql, sql_file)
     if output is not None:
         check_target(Path(output), force=options["force"])
     table = query_arrow(text, store=options["store"], timeout_s=options["timeout_s"])
     if output is not None:
         write_rows(table, Path(output))
-        click.echo(f"{table.num_rows:,} rows written to {output}", err=True)
+        click.echo(f"{table.num_rows:,} rows written to {make_inert(output)}", err=True)
     elif as_json:
         _print_pieces(json_rows(table.column_names, iterate_rows(table)))
     elif as_csv:
