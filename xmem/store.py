@@ -108,7 +108,7 @@ class Store:
             files = self._files(table, committed)
             if files:
                 connection.execute(f'DROP TABLE "{table}"')
-                connection.execute(_view_sql(table, files))
+                connection.execute(_view_sql(connection, table, files))
                 _copy_comments(connection, table)
         return connection
 
@@ -321,15 +321,23 @@ def _read_first_row(parquet: object, file: Path) -> dict[str, object]:
         ) from error
 
 
-def _view_sql(table: str, files: list[Path]) -> str:
+def _view_sql(connection: duckdb.DuckDBPyConnection, table: str, files: list[Path]) -> str:
+    """A view over a table's files; a column that an older file lacks is null there."""
     listed = ", ".join("'" + _literal_glob(str(file)).replace("'", "''") + "'" for file in files)
+    source = (
+        f"read_parquet([{listed}], hive_partitioning=true,"
+        " hive_types={'run_id': VARCHAR, 'rank': INTEGER}, union_by_name=true)"
+    )
+    present = set(connection.sql(f"SELECT * FROM {source} LIMIT 0").columns)
     columns = ", ".join(
-        f'CAST("{column.name}" AS {column.type}) AS "{column.name}"' for column in tables()[table].columns
+        f"CAST({_quoted(column.name) if column.name in present else 'NULL'} AS {column.type}) AS {_quoted(column.name)}"
+        for column in tables()[table].columns
     )
-    return (
-        f'CREATE VIEW "{table}" AS SELECT {columns} FROM read_parquet([{listed}],'
-        " hive_partitioning=true, hive_types={'run_id': VARCHAR, 'rank': INTEGER})"
-    )
+    return f"CREATE VIEW {_quoted(table)} AS SELECT {columns} FROM {source}"
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"'
 
 
 def _literal_glob(path: str) -> str:
