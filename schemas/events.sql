@@ -50,6 +50,6 @@ COMMENT ON COLUMN events.category IS 'What the allocation is for, see the type c
 COMMENT ON COLUMN events.total_allocated IS 'Allocated bytes after the event as the source recorded them; null where it did not.';
 COMMENT ON COLUMN events.total_reserved IS 'Reserved bytes after the event as the source recorded them; on oom rows null.';
 COMMENT ON COLUMN events.inferred IS 'True for rows that an adapter deduced: memory that was there before, a free that was lost.';
-COMMENT ON COLUMN events.allocated_bytes IS 'Allocated level of the device after the row, from the rows themselves: alloc less free_requested (less free_completed where free_requested is absent), block_bytes where known, else requested_bytes.';
+COMMENT ON COLUMN events.allocated_bytes IS 'Allocated level of the device after the row, from the rows themselves: alloc less free_requested (less free_completed where free_requested is absent); in block_bytes, or requested_bytes where the source knows only that, as of the alloc row.';
 COMMENT ON COLUMN events.active_bytes IS 'Active level of the device after the row: alloc less free_completed (less free_requested where free_completed is absent).';
 COMMENT ON COLUMN events.reserved_bytes IS 'Reserved level of the device after the row: segment_alloc and segment_map less segment_free and segment_unmap, else the last recorded total; null where the source records neither.';
