@@ -105,6 +105,15 @@ def enums() -> dict[str, tuple[str, ...]]:
 
 
 @cache
+def enum_comments() -> dict[str, str]:
+    """Return the comment of every type."""
+    rows = _catalogue().execute(
+        "SELECT type_name, coalesce(comment, '') FROM duckdb_types() WHERE NOT internal AND labels IS NOT NULL"
+    )
+    return dict(rows.fetchall())
+
+
+@cache
 def issue_codes() -> dict[str, IssueCode]:
     """Return every issue code by name."""
     rows = _catalogue().execute("SELECT code, severity, meaning, advice FROM issue_codes")
