@@ -25,7 +25,10 @@ CREATE TABLE events (
   inferred BOOLEAN NOT NULL,
   allocated_bytes BIGINT,
   active_bytes BIGINT,
-  reserved_bytes BIGINT
+  reserved_bytes BIGINT,
+  device_free BIGINT,
+  user_metadata VARCHAR,
+  compile_context VARCHAR
 );
 COMMENT ON TABLE events IS 'Everything that happened to memory: allocations, frees, segments, out-of-memory errors, marks.';
 COMMENT ON COLUMN events.run_id IS 'Run, see runs.';
@@ -53,3 +56,6 @@ COMMENT ON COLUMN events.inferred IS 'True for rows that an adapter deduced: mem
 COMMENT ON COLUMN events.allocated_bytes IS 'Allocated level of the device after the row, from the rows themselves: alloc less free_requested (less free_completed where free_requested is absent); in block_bytes, or requested_bytes where the source knows only that, as of the alloc row.';
 COMMENT ON COLUMN events.active_bytes IS 'Active level of the device after the row: alloc less free_completed (less free_requested where free_completed is absent).';
 COMMENT ON COLUMN events.reserved_bytes IS 'Reserved level of the device after the row: segment_alloc and segment_map less segment_free and segment_unmap, else the last recorded total; null where the source records neither.';
+COMMENT ON COLUMN events.device_free IS 'Bytes that the device still reported as free (oom rows of snapshots); null elsewhere.';
+COMMENT ON COLUMN events.user_metadata IS 'What the program attached to the entry (torch.cuda.memory._set_memory_metadata, annotate); a dict as JSON text; null where empty.';
+COMMENT ON COLUMN events.compile_context IS 'torch.compile''s frame that was being compiled or run, as torch names it; null where there is none.';

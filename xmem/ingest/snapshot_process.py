@@ -1,0 +1,174 @@
+"""Runs the reading process of a snapshot, feeds it the source, and hands on the columns that it sends back."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
+
+from xmem.errors import RefusedError, UnreadableError
+from xmem.ingest.safe_pickle import Limits
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_BLOCK = 1 << 20
+_PACKAGE = Path(__file__).parent.parent
+#: The process gets the standard library and the folder of this package, but not what `import xmem` would bring.
+_BOOT = """
+import json, sys, types
+for name, folder in (("xmem", sys.argv[1]), ("xmem.ingest", sys.argv[1] + "/ingest")):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [folder]
+from xmem.ingest.snapshot_sender import main
+main(json.loads(sys.argv[2]))
+"""
+_HOSTILE_HINT = (
+    "A memory snapshot holds plain data only, and xmem ran nothing from this file."
+    " Do not open it with pickle.load or torch.load; ask for a fresh one from torch.cuda.memory._dump_snapshot()."
+)
+
+
+@dataclass(frozen=True)
+class Message:
+    """What the reading process sent: a kind, facts, new words by column, and the columns as (values, known or None)."""
+
+    kind: str
+    facts: dict[str, Any]
+    columns: dict[str, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]]
+
+
+def read_messages(
+    source: BinaryIO, name: str, *, stacks: bool = True, device: int | None = None, limits: Limits | None = None
+) -> Iterator[Message]:
+    """Yield what a process of its own makes of the source; the last message is of kind `end`.
+
+    Raises RefusedError where the file is hostile, UnreadableError where it cannot be read or holds no snapshot.
+    """
+    options = {"stacks": stacks, "device": device, "limits": asdict(limits or Limits())}
+    command = [sys.executable, "-I", "-S", "-c", _BOOT, str(_PACKAGE), json.dumps(options)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    pump = _Pump(source, process)
+    pump.start()
+    try:
+        yield from _receive(cast(IO[bytes], process.stdout), name)
+        pump.join()
+        if pump.error is not None:
+            raise pump.error
+    except _LostError:
+        pump.join(timeout=10)
+        if pump.error is not None:
+            raise pump.error from None
+        raise _explain_loss(process, name) from None
+    finally:
+        process.kill()
+        process.wait()
+        pump.join(timeout=10)
+        for pipe in (process.stdout, process.stderr):
+            cast(IO[bytes], pipe).close()
+
+
+class _LostError(Exception):
+    """The process ended without a last word."""
+
+
+class _Pump(threading.Thread):
+    """Copies the source to the process; an error of the source ends the process and waits in `error`."""
+
+    def __init__(self, source: BinaryIO, process: subprocess.Popen[bytes]) -> None:
+        super().__init__(daemon=True)
+        self.error: BaseException | None = None
+        self._source = source
+        self._process = process
+
+    def run(self) -> None:
+        """Copy until the source ends or the process does not want more."""
+        pipe = cast(IO[bytes], self._process.stdin)
+        try:
+            while block := self._source.read(_BLOCK):
+                pipe.write(block)
+            pipe.close()
+        except BrokenPipeError:
+            return
+        except BaseException as error:
+            self.error = error
+            self._process.kill()
+
+
+def _receive(pipe: IO[bytes], name: str) -> Iterator[Message]:
+    import numpy as np
+
+    types = {"Q": np.uint64, "q": np.int64, "i": np.int32}
+
+    def take(typecode: Any, rows: int) -> np.ndarray[Any, Any]:
+        size = rows * np.dtype(typecode).itemsize
+        data = pipe.read(size)
+        if len(data) < size:
+            raise _LostError
+        return np.frombuffer(data, typecode)
+
+    while line := pipe.readline():
+        if not line.endswith(b"\n"):
+            break
+        facts = json.loads(line)
+        kind = facts["kind"]
+        columns: dict[str, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]] = {}
+        if kind == "failure":
+            raise _explain_failure(facts, name)
+        if kind == "stacks":
+            columns["lengths"] = take(np.int32, facts["rows"]), None
+            columns["frames"] = take(np.int32, facts["parts"]), None
+        for column, typecode, partial in facts.get("columns", ()):
+            values = take(types[typecode], facts["rows"])
+            columns[column] = values, take(np.bool_, facts["rows"]) if partial else None
+        yield Message(kind, facts, columns)
+        if kind == "end":
+            return
+    raise _LostError
+
+
+def _explain_failure(facts: dict[str, Any], name: str) -> RefusedError | UnreadableError:
+    said = facts["text"]
+    if facts["why"] == "HostileDataError":
+        return RefusedError(f"{name!r} was refused: {said[0]}.", _HOSTILE_HINT)
+    if facts["why"] == "ForeignDataError":
+        hint = said[1] if len(said) > 1 else "Write a snapshot with torch.cuda.memory._dump_snapshot(FILE)."
+        return UnreadableError(f"{name!r} cannot be read: {said[0]}.", hint)
+    if facts["cut"]:
+        return UnreadableError(
+            f"{name!r} cannot be read: its end is missing after {facts['bytes']:,} bytes,"
+            " and no whole entry stands before it.",
+            "Copy the file again, or let the job finish writing it.",
+        )
+    return UnreadableError(
+        f"{name!r} cannot be read: it is a damaged pickle ({said[0]}).",
+        "Copy the file again, or dump a fresh snapshot.",
+    )
+
+
+def _explain_loss(process: subprocess.Popen[bytes], name: str) -> RefusedError | UnreadableError:
+    status = process.wait()
+    if status == -signal.SIGXCPU:
+        return RefusedError(f"{name!r} was refused: reading it takes far longer than its size can need.", _HOSTILE_HINT)
+    if status == -signal.SIGKILL:
+        return UnreadableError(
+            f"{name!r} cannot be read: the reading process was killed, probably because the machine ran out of memory.",
+            "Read it where more memory is free, or record with fewer entries (max_entries).",
+        )
+    if status < 0:
+        return RefusedError(
+            f"{name!r} was refused: it crashes the reader ({signal.Signals(-status).name}),"
+            " as nested data made to exhaust the stack do.",
+            _HOSTILE_HINT,
+        )
+    said = cast(IO[bytes], process.stderr).read(1 << 16).decode("utf-8", "replace").strip().splitlines()
+    return UnreadableError(
+        f"{name!r} cannot be read: the reading process ended early ({said[-1][:200] if said else f'status {status}'}).",
+        "Please report this with the file, if it may be shared.",
+    )
