@@ -1,0 +1,344 @@
+"""Reads a long JSON list record by record in bounded memory; what is broken costs at most its own record."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import BinaryIO, Generic, TypeVar
+
+import msgspec
+
+from xmem.ingest.adapter import Notes
+from xmem.ingest.json_fields import is_top_level, read_fields, salvage_fields
+from xmem.ingest.json_repair import REPAIR_LIMIT, find_end, repair_json
+
+T = TypeVar("T")
+
+#: Bytes that are decoded at once.
+CHUNK_BYTES = 4 << 20
+#: A record (or header, or tail) longer than this is left out.
+RECORD_LIMIT = 16 << 20
+_GROUP = 64
+_BOM = b"\xef\xbb\xbf"
+_BLANK = b" \t\r\n\0"
+_ERRORS = (msgspec.MsgspecError, RecursionError, ValueError)
+_GAP = re.compile(rb"[\s,\x00]*+")
+_FOLLOWS = re.compile(rb"[\s\x00]*+(?:[,\]{\[]|\Z)")
+_SCALAR = re.compile(rb'(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"|[^,\]{\["])*+', re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How records look: what parts two of them, what ends their list, their first byte, and whether it must end."""
+
+    boundary: re.Pattern[bytes]
+    end: re.Pattern[bytes]
+    opener: bytes
+    may_stay_open: bool
+
+
+#: Records are objects that begin with a key of Chrome's trace format, whose bare list need not be closed.
+EVENTS = Shape(
+    re.compile(rb'\}\s*+(?:,\s*+)?(?=\{\s*+"(?:ph|name|cat|pid|tid|ts|s|id|dur|bp|args)"\s*+:)'),
+    re.compile(rb'\}\s*+(?:,\s*+)?\](?=\s*+(?:\}|\Z|,\s*+"[^"\\]{1,200}"\s*+:))'),
+    b"{",
+    may_stay_open=True,
+)
+#: Records are lists.
+ROWS = Shape(
+    re.compile(rb"\]\s*+(?:,\s*+)?(?=\[)"), re.compile(rb"\]\s*+(?:,\s*+)?\](?=\s*+\Z)"), b"[", may_stay_open=False
+)
+
+
+@dataclass
+class RecordStream(Generic[T]):
+    """The records of a list, decoded in chunks: `for records, text in stream`.
+
+    The list is the value of `key` in a top-level object, or the whole source (`bare`). `fast` decodes a JSON list of
+    records that is as it should be; where it fails, `exact` decodes parts of it, and `rescue` takes what only plain
+    JSON can hold (None: not a record). `text` is what `fast` decoded, None where `exact` and `rescue` were at work.
+    `fields` holds the other top-level keys, complete after the last record; `known` ones are found in broken text too.
+    """
+
+    source: BinaryIO
+    notes: Notes
+    fast: Callable[[bytes], list[T]]
+    exact: Callable[[bytes], list[T]]
+    rescue: Callable[[object, int], T | None]
+    key: str = "traceEvents"
+    shape: Shape = EVENTS
+    known: tuple[str, ...] = ()
+    found: bool = False
+    bare: bool = False
+    fields: dict[str, object] = field(default_factory=dict)
+    _buffer: bytes = b""
+    _offset: int = 0
+    _ended: bool = False
+    _closed: bool = False
+    _wanted: int = CHUNK_BYTES
+
+    def __iter__(self) -> Iterator[tuple[list[T], bytes | None]]:
+        while self.found and not self._closed:
+            self._fill(self._wanted)
+            cut = None if self._ended else last_boundary(self._buffer, self.shape)
+            part = self._buffer if cut is None else self._buffer[: cut[0]]
+            fast = None if cut is None else _try(self.fast, part)
+            if cut is not None and fast is not None:
+                self._advance(cut[1])
+                yield fast, part
+                continue
+            records, used = self._read_carefully(part, whole=cut is not None)
+            self._advance(used)
+            if records:
+                yield records, None
+            if self._ended and not self._closed:
+                break
+            if not self._closed:
+                self._want_more(used)
+        if self.found:
+            self._read_tail() if self._closed else self._note_open_end()
+
+    # ------------------------------------------------------------------ before the records
+
+    def start(self) -> bool:
+        """Read up to the first record; say whether there is such a list. `fields` holds what stood before it."""
+        self._fill(CHUNK_BYTES)
+        if self._buffer.startswith(_BOM):
+            self.notes.add("byte_order_mark", at=0, unit="byte")
+            self._advance(len(_BOM))
+        while not self._ended and not self._buffer.strip(_BLANK):
+            self._advance(len(self._buffer))
+            self._fill(CHUNK_BYTES)
+        self._advance(len(self._buffer) - len(self._buffer.lstrip(_BLANK)))
+        if self._buffer.startswith(b"["):
+            self.found = self.bare = True
+            self._advance(1)
+        elif self._buffer.startswith(b"{"):
+            self._find_list()
+        return self.found
+
+    def _find_list(self) -> None:
+        pattern = re.compile(b'"' + re.escape(self.key.encode()) + rb'"\s*+:\s*+\[')
+        second_best: re.Match[bytes] | None = None
+        seen = 0
+        while True:
+            for match in pattern.finditer(self._buffer, seen):
+                if is_top_level(self._buffer[: match.start()]):
+                    return self._begin(match.start(), match.end())
+                second_best = second_best or match
+            if self._ended or len(self._buffer) >= RECORD_LIMIT:
+                break
+            seen = max(0, len(self._buffer) - 256)
+            self._fill(len(self._buffer) + CHUNK_BYTES)
+        if second_best is not None:  # brackets or quotes of the header do not match
+            return self._begin(second_best.start(), second_best.end())
+        if self._ended:
+            self._take_fields(self._buffer)
+            return None
+        return self._find_far(pattern)
+
+    def _find_far(self, pattern: re.Pattern[bytes]) -> None:
+        """The header is longer than the limit: keep its known fields and take the first match behind."""
+        self.notes.add("broken_header", at=0, unit="byte", detail=f"the header is longer than {RECORD_LIMIT:,} bytes")
+        self.fields.update(salvage_fields(self._buffer, self.known))
+        while not self._ended:
+            self._advance(max(0, len(self._buffer) - 256))
+            self._fill(CHUNK_BYTES)
+            match = pattern.search(self._buffer)
+            if match is not None:
+                self.found = True
+                return self._advance(match.end())
+        return None
+
+    def _begin(self, start: int, end: int) -> None:
+        self.found = True
+        self._take_fields(self._buffer[:start].rstrip().rstrip(b",") + b"}")
+        self._advance(end)
+
+    # ------------------------------------------------------------------ records, carefully
+
+    def _read_carefully(self, part: bytes, *, whole: bool) -> tuple[list[T], int]:
+        """Decode groups of records, and one by one where a group fails; return records and bytes used."""
+        ends = [match.start() + 1 for match in self.shape.boundary.finditer(part)]
+        ends += [len(part)] if whole else []
+        records: list[T] = []
+        position, one_by_one = 0, 0
+        while True:
+            start = _GAP.match(part, position).end()  # type: ignore[union-attr]
+            if start >= len(part):
+                return records, start if whole or self._ended else position
+            if part[start : start + 1] == b"]":
+                self._note_comma(part[position:start], start)
+                self._closed = True
+                return records, start + 1
+            position = start
+            if position >= one_by_one and position < (ends[-1] if ends else 0):
+                one_by_one = ends[min(bisect_right(ends, position) + _GROUP, len(ends)) - 1]
+                group = _try(self.exact, part[position:one_by_one])
+                if group is not None:
+                    records += group
+                    position = one_by_one
+                    continue
+            step = self._read_one(part, position, ends)
+            if step is None:
+                return records, position
+            records += step[0]
+            position = step[1]
+
+    def _read_one(self, part: bytes, start: int, ends: list[int]) -> tuple[list[T], int] | None:
+        """Read one record that may be broken; None where its end is not in sight."""
+        if part[start : start + 1] != self.shape.opener:
+            return self._skip_foreign(part, start)
+        index = bisect_right(ends, start)
+        near = ends[index] if index < len(ends) else None
+        for end in self._candidates(part, start, near):
+            records = _try(self.exact, part[start:end])
+            if records is None:
+                records = self._repair(part, start, end)
+            if records is not None:
+                return records, end
+        if near is None:
+            closing = self.shape.end.search(part, start) if self._ended else None
+            if closing is None:
+                return None
+            near = closing.start() + 1
+        self._lose(start, part[start : start + 80])
+        return [], near
+
+    def _candidates(self, part: bytes, start: int, near: int | None) -> Iterator[int]:
+        """Where the record may end: at the next boundary, at its own bracket, at the end of the list."""
+        if near is not None:
+            yield near
+        own = find_end(part, start)
+        if own is not None and own != near and _FOLLOWS.match(part, own):
+            yield own
+        for count, closing in enumerate(self.shape.end.finditer(part, start, near or len(part))):
+            if count == 8:
+                break
+            if closing.start() + 1 not in (near, own):
+                yield closing.start() + 1
+
+    def _repair(self, part: bytes, start: int, end: int) -> list[T] | None:
+        text, at = part[start:end], self._offset + start
+        repaired = repair_json(text) if len(text) <= REPAIR_LIMIT else None
+        record = None if repaired is None else self.rescue(repaired[0], at)
+        if repaired is None or record is None:
+            return None
+        for code, count in repaired[1].items():
+            self.notes.add(code, count=count, at=at, unit="byte", detail=_show(text))
+        return [record]
+
+    def _skip_foreign(self, part: bytes, start: int) -> tuple[list[T], int] | None:
+        """Something stands in the list that is no record: pass over it."""
+        if part[start : start + 1] in (b"{", b"["):
+            end = find_end(part, start)
+        else:
+            end = max(_SCALAR.match(part, start).end(), start + 1)  # type: ignore[union-attr]
+        if end is None or end >= len(part):
+            return None
+        self._lose(start, part[start : start + 80])
+        return [], end
+
+    def _lose(self, at: int, text: bytes) -> None:
+        self.notes.add("bad_record", at=self._offset + at, unit="byte", detail=_show(text))
+
+    def _note_comma(self, gap: bytes, at: int) -> None:
+        if b"," in gap:
+            self.notes.add("repaired_syntax", at=self._offset + at, unit="byte", detail="a comma before the end")
+
+    # ------------------------------------------------------------------ after the records
+
+    def _note_open_end(self) -> None:
+        """The source ended before its list did; a bare list of events may."""
+        whole = not self._buffer.strip(_BLANK + b",")
+        if not (whole and self.bare and self.shape.may_stay_open):
+            self._cut_off(0, "before its list of records does" if whole else "inside a record")
+
+    def _read_tail(self) -> None:
+        """Take the fields behind the list; note what else stands there."""
+        while not self._ended and len(self._buffer) < RECORD_LIMIT:
+            self._fill(len(self._buffer) + CHUNK_BYTES)
+        tail, at = self._buffer.strip(_BLANK), self._offset
+        foreign = b""
+        if not self._ended:
+            tail, foreign = tail + b"}", b"more than fits"
+        elif self.bare:
+            tail, foreign = b"{}", tail
+        text = b"{" + tail.lstrip(b", \t\r\n\0")
+        end = find_end(text, 0)
+        if end is None:
+            self._cut_off(len(self._buffer), "behind its list of records")
+        else:
+            text, foreign = text[:end], foreign or text[end:].strip(_BLANK)
+        if foreign:
+            self.notes.add("unreadable_part", at=at, unit="byte", detail=f"behind the list stands {_show(foreign)}")
+        self._take_fields(text if end is not None else text + b"}")
+        while not self._ended:
+            self._advance(len(self._buffer))
+            self._fill(CHUNK_BYTES)
+
+    def _cut_off(self, at: int, where: str) -> None:
+        self.notes.facts["truncated"] = True
+        self.notes.add("truncated", at=self._offset + at, unit="byte", detail=f"the file ends {where}")
+
+    def _take_fields(self, text: bytes) -> None:
+        fields, broken = read_fields(text, self.known)
+        if broken:
+            self.notes.add("broken_header", at=self._offset, unit="byte", detail=_show(text))
+        self.fields.update(fields)
+
+    # ------------------------------------------------------------------ the buffer
+
+    def _fill(self, size: int) -> None:
+        parts = [self._buffer]
+        missing = size - len(self._buffer)
+        while missing > 0 and not self._ended:
+            block = self.source.read(missing)
+            self._ended = not block
+            parts.append(block)
+            missing -= len(block)
+        self._buffer = b"".join(parts)
+
+    def _advance(self, size: int) -> None:
+        self._buffer = self._buffer[size:]
+        self._offset += size
+
+    def _want_more(self, used: int) -> None:
+        """Grow the window while a record does not end in it; give the record up at the limit."""
+        self._wanted = CHUNK_BYTES
+        if used:
+            return
+        if len(self._buffer) < RECORD_LIMIT:
+            self._wanted = 2 * len(self._buffer) + CHUNK_BYTES
+            return
+        self._lose(0, self._buffer[:80])
+        while True:
+            boundary = self.shape.boundary.search(self._buffer, 1)
+            if boundary is not None:
+                return self._advance(boundary.end())
+            if self._ended:
+                return None
+            self._advance(max(1, len(self._buffer) - 1024))
+            self._fill(CHUNK_BYTES)
+
+
+def last_boundary(text: bytes, shape: Shape) -> tuple[int, int] | None:
+    """Return the end of the last record that another one follows, and where that one starts."""
+    for window in (1 << 14, 1 << 18, len(text)):
+        found = list(shape.boundary.finditer(text, max(0, len(text) - window)))
+        if found:
+            return found[-1].start() + 1, found[-1].end()
+    return None
+
+
+def _try(decode: Callable[[bytes], list[T]], text: bytes) -> list[T] | None:
+    try:
+        return decode(b"[" + text + b"]")
+    except _ERRORS:
+        return None
+
+
+def _show(text: bytes) -> str:
+    return text[:160].decode("utf-8", "backslashreplace")

@@ -1,0 +1,188 @@
+"""Reads torch.profiler traces (Kineto's Chrome JSON): memory events, spans and devices."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, BinaryIO
+
+from xmem.errors import UnreadableError, UsageError
+from xmem.ingest.adapter import Batch, Notes
+from xmem.ingest.json_stream import RecordStream
+from xmem.ingest.trace_records import MEMORY, OUT_OF_MEMORY, Event, decode_exact, decode_fast, rescue_event
+
+if TYPE_CHECKING:
+    from xmem.ingest.trace_columns import TraceColumns
+
+name = "torch_trace"
+
+#: Top-level keys that are looked for even where the header is broken.
+KNOWN_FIELDS = (
+    "baseTimeNanoseconds", "deviceProperties", "distributedInfo", "profile_memory", "record_shapes", "with_stack",
+    "with_modules", "host_name", "torch_version", "schemaVersion",
+)  # fmt: skip
+SWITCHES = ("profile_memory", "record_shapes", "with_stack", "with_modules", "with_flops")
+HOW_TO_RECORD = "Record with torch.profiler.profile(profile_memory=True, record_shapes=True, with_stack=True)."
+_RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,9})", re.IGNORECASE)
+_METADATA_LIMIT = 1 << 16
+
+
+def sniff(head: bytes, filename: str) -> bool:
+    """Say whether it is JSON that no other adapter claims: this one also explains what is missing in it."""
+    return head.removeprefix(b"\xef\xbb\xbf").lstrip(b" \t\r\n\0")[:1] in (b"{", b"[")
+
+
+def read(source: BinaryIO, notes: Notes) -> Iterator[Batch]:
+    """Yield events and spans in file order, devices last; facts and rank are complete at the end."""
+    from xmem.ingest.trace_columns import TraceColumns
+
+    stream: RecordStream[Event] = RecordStream(
+        source, notes, decode_fast, decode_exact, lambda value, at: rescue_event(value, at, notes), known=KNOWN_FIELDS
+    )
+    if not stream.start():
+        raise _not_a_trace(stream)
+    columns = TraceColumns(notes, base_ns=base_time(stream.fields))
+    for records, text in stream:
+        columns.add(records, text)
+        yield from columns.take()
+    yield from columns.take(everything=True)
+    if not columns.memory_rows and not columns.oom_rows:
+        raise _no_memory(stream, columns)
+    _state_facts(stream.fields, columns, notes)
+    yield from device_batches(stream.fields, columns.seen_devices())
+
+
+def base_time(fields: dict[str, object]) -> int | None:
+    """Return baseTimeNanoseconds, to which times are relative; None where the file does not state it."""
+    base = fields.get("baseTimeNanoseconds")
+    if isinstance(base, str) and base.isdecimal():
+        base = int(base)
+    return base if isinstance(base, int) and 0 < base < 1 << 63 else None
+
+
+def find_rank(fields: dict[str, object], filename: str, notes: Notes) -> int:
+    """Return the rank from distributedInfo, else from the file's name, else 0; notes say which."""
+    distributed = fields.get("distributedInfo")
+    rank = distributed.get("rank") if isinstance(distributed, dict) else None
+    if isinstance(rank, str) and rank.isdecimal():
+        rank = int(rank)
+    if isinstance(rank, int) and 0 <= rank < 1 << 31:
+        return rank
+    named = _RANK_IN_NAME.search(filename)
+    if named:
+        notes.add("rank_from_name", detail=f"rank {int(named[1])} from {filename}")
+        return int(named[1])
+    notes.add("no_rank")
+    return 0
+
+
+def device_batches(fields: dict[str, object], seen: list[tuple[str, int]]) -> Iterator[Batch]:
+    """Yield the devices that the file describes; their type is that of the memory events."""
+    import polars as pl
+
+    described = fields.get("deviceProperties")
+    rows = [item for item in described if isinstance(item, dict)] if isinstance(described, list) else []
+    kinds = [kind for kind, _ in seen if kind not in ("cpu", "unknown")]
+    kind = kinds[0] if kinds else "hip" if any(key.startswith("hip_") for key in fields) else "cuda"
+    whole = {
+        "device_index": "id", "total_bytes": "totalGlobalMem", "compute_major": "computeMajor",
+        "compute_minor": "computeMinor", "multiprocessors": "numSms",
+    }  # fmt: skip
+    devices = []
+    for row in rows:
+        values: dict[str, object] = {
+            column: row[key] for column, key in whole.items() if isinstance(row.get(key), int) and row[key] < 1 << 63
+        }
+        if "device_index" in values:
+            label = row.get("name")
+            devices.append({"device_type": kind, "name": label if isinstance(label, str) else None, **values})
+    if devices:
+        schema = {"device_type": pl.String, "name": pl.String} | dict.fromkeys(whole, pl.Int64)
+        frame = pl.DataFrame(devices, schema=schema).unique(["device_type", "device_index"], maintain_order=True)
+        yield Batch("devices", frame)
+
+
+def _state_facts(fields: dict[str, object], columns: TraceColumns, notes: Notes) -> None:
+    base = base_time(fields)
+    if columns.base_ns is None and base is not None and not columns.absolute:
+        notes.facts["ts_offset_ns"] = base
+    notes.facts["time_base"] = "unix" if columns.absolute or base is not None else "relative"
+    notes.facts["source_entries"] = columns.memory_records
+    notes.facts["memory_event_count"] = columns.memory_rows
+    version = find_torch_version(fields)
+    if version:
+        notes.facts["torch_version"] = version
+    notes.facts["metadata"] = metadata_text(fields)
+    notes.rank = find_rank(fields, notes.filename, notes)
+
+
+def find_torch_version(fields: dict[str, object]) -> str | None:
+    """Return torch's version where somebody wrote it into the file (torch itself does not)."""
+    for key in ("torch_version", "pytorch_version", "torch", "PyTorch version", "torch.__version__"):
+        value = fields.get(key)
+        if isinstance(value, str) and re.match(r"\d+\.\d+", value):
+            return value[:64]
+    return None
+
+
+def metadata_text(fields: dict[str, object]) -> str | None:
+    """Return the other header fields as JSON text, long ones left out."""
+    import msgspec
+
+    kept: dict[str, object] = {}
+    room = _METADATA_LIMIT
+    for key, value in fields.items():
+        size = len(msgspec.json.encode(value, enc_hook=str))
+        if key != "deviceProperties" and size <= room:
+            room -= size
+            kept[key] = value
+    return msgspec.json.encode(kept, enc_hook=str).decode() if kept else None
+
+
+def switches(fields: dict[str, object]) -> dict[str, bool]:
+    """Return which of the profiler's switches were on: Kineto writes only those."""
+    nested: object = fields.get("metadata")
+    for key in ("profiler", "torch_profiler_kwargs"):
+        nested = nested.get(key) if isinstance(nested, dict) else None
+    stated = {**nested, **fields} if isinstance(nested, dict) else fields
+    return {switch: stated.get(switch) in (1, True, "1", "true", "True") for switch in SWITCHES}
+
+
+def _not_a_trace(stream: RecordStream[Event]) -> UnreadableError:
+    keys = ", ".join(repr(key) for key in list(stream.fields)[:6])
+    if not stream.fields:
+        what = "It is JSON" if not stream.notes.issues else "It looks like JSON but cannot be read as such"
+    else:
+        what = f"It is a JSON object with the keys {keys}"
+    return UnreadableError(
+        f"{stream.notes.filename or 'The source'} is no torch.profiler trace: {what}, without a list traceEvents.",
+        "xmem reads torch.profiler traces, CUDA memory snapshots, memory timelines and its own event logs."
+        f" {HOW_TO_RECORD}",
+    )
+
+
+def _no_memory(stream: RecordStream[Event], columns: TraceColumns) -> UnreadableError | UsageError:
+    shown = stream.notes.filename or "The source"
+    if columns.other_devices:
+        return UsageError(
+            f"{shown} has no memory events of the device {stream.notes.filters.device!r}.",
+            f"It has: {', '.join(sorted(columns.other_devices))}.",
+        )
+    if not columns.records:
+        return UnreadableError(f"{shown} holds no trace records that can be read.", HOW_TO_RECORD)
+    if columns.memory_records:
+        return UnreadableError(
+            f"{shown} has {columns.memory_records:,} {MEMORY} events, but none of them has Bytes and ts.", HOW_TO_RECORD
+        )
+    counted = f"{columns.records:,} records, but no {MEMORY} or {OUT_OF_MEMORY} event"
+    if switches(stream.fields)["profile_memory"]:
+        return UnreadableError(
+            f"{shown} has {counted}, although it was recorded with profile_memory=True: nothing was allocated or freed"
+            " while the profiler recorded, or the events were lost in the export.",
+            "Record at least one whole training step; if there still are none, ingest a memory snapshot instead"
+            " (torch.cuda.memory._dump_snapshot).",
+        )
+    return UnreadableError(
+        f"{shown} has {counted}: it was recorded without profile_memory=True.",
+        HOW_TO_RECORD,
+    )

@@ -1,0 +1,311 @@
+"""Turns decoded trace records into columns of memory events and spans, in exact nanoseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from xmem.ingest.adapter import Batch, Notes
+from xmem.ingest.trace_records import MEMORY, NO_ARGS, NO_RAW, OUT_OF_MEMORY, Event, decode_exact
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+BATCH_ROWS = 1 << 17
+#: c10::DeviceType by number (torch 2.13).
+DEVICE_TYPES = (
+    "cpu", "cuda", "mkldnn", "opengl", "opencl", "ideep", "hip", "fpga", "maia", "xla", "vulkan", "metal", "xpu",
+    "mps", "meta", "hpu", "ve", "lazy", "ipu", "mtia", "privateuseone",
+)  # fmt: skip
+#: Span kinds by Kineto's category, today's and those of 2021.
+KINDS = {
+    "cpu_op": "operator", "Operator": "operator", "user_annotation": "annotation", "python_function": "python",
+    "kernel": "kernel", "Kernel": "kernel", "gpu_memcpy": "memcpy", "Memcpy": "memcpy", "gpu_memset": "memset",
+    "Memset": "memset", "cuda_sync": "sync", "gpu_user_annotation": "gpu_annotation", "overhead": "overhead",
+    "Runtime": "runtime",
+}  # fmt: skip
+DEVICE_KINDS = ("kernel", "memcpy", "memset", "sync", "gpu_annotation")
+_KINDS_2021 = ("Operator", "Kernel", "Memcpy", "Memset", "Runtime")
+_HOST = ("cpu_op", "Operator", "user_annotation", "python_function")
+_DETAILS = {"missing_field": "[memory] without Device Type or Device Id"}
+_INT64 = 1 << 63
+_ADDRESS_MASK = (1 << 64) - 1
+#: Below this many microseconds a float holds three decimals exactly.
+_EXACT_BELOW = float(1 << 43)
+_LARGEST_MICROS = 9_000_000_000_000_000
+#: Times from here on (the year 1998) count from 1970, whatever base the file states.
+_ABSOLUTE_FROM_NS = 900_000_000_000_000_000
+
+
+class InexactTimesError(Exception):
+    """Floats cannot hold these times: decode them again with every digit."""
+
+
+class TraceColumns:
+    """Collects records and hands them out as batches."""
+
+    def __init__(self, notes: Notes, base_ns: int | None) -> None:
+        self.notes = notes
+        self.base_ns = base_ns
+        self.absolute = False
+        self.records = 0
+        self.memory_records = 0
+        self.memory_rows = 0
+        self.oom_rows = 0
+        self.other_devices: set[str] = set()
+        self._devices: dict[tuple[str, int], None] = {}
+        self._events: list[pl.DataFrame] = []
+        self._spans: list[pl.DataFrame] = []
+
+    def seen_devices(self) -> list[tuple[str, int]]:
+        """Devices of the memory events, in order of appearance."""
+        return list(self._devices)
+
+    def add(self, records: list[Event], text: bytes | None) -> None:
+        """Take decoded records; `text` is what they were decoded from, if that can be done again."""
+        self.records += len(records)
+        spans = [record for record in records if record.ph == "X" and record.ts is not None]
+        others = [record for record in records if record.ph != "X"]
+        memory = [record for record in others if record.name == MEMORY or record.name == OUT_OF_MEMORY]
+        try:
+            span_frame = self._span_frame(spans)
+            event_frame = self._event_frame(memory)
+        except InexactTimesError:
+            assert text is not None  # exact records have Decimal times
+            self.records -= len(records)
+            return self.add(decode_exact(b"[" + text + b"]"), None)
+        if span_frame is not None:
+            self._spans.append(span_frame)
+        if event_frame is not None:
+            self._events.append(event_frame)
+        return None
+
+    def take(self, *, everything: bool = False) -> Iterator[Batch]:
+        """Hand out batches that are large enough."""
+        for table, frames in (("events", self._events), ("spans", self._spans)):
+            if frames and (everything or sum(frame.height for frame in frames) >= BATCH_ROWS):
+                yield Batch(table, pl.concat(frames))
+                frames.clear()
+
+    def _times(self, micros: list[Any]) -> NDArray[np.int64]:
+        times = to_ns(micros)
+        if len(times) and times[-1] >= _ABSOLUTE_FROM_NS:
+            self.absolute = True
+        return times if self.base_ns is None or self.absolute else times + self.base_ns
+
+    # ------------------------------------------------------------------ spans
+
+    def _span_frame(self, spans: list[Event]) -> pl.DataFrame | None:
+        if not spans or not (self.notes.filters.spans or self.notes.filters.steps):
+            return None
+        args = [span.args or NO_ARGS for span in spans]
+        frame = pl.DataFrame(
+            {
+                "kind": pl.Series([span.cat for span in spans], dtype=pl.String),
+                "name": pl.Series([span.name or "" for span in spans], dtype=pl.String),
+                "ts_ns": self._times([span.ts for span in spans]),
+                "dur_ns": to_ns([span.dur or 0 for span in spans]),
+                "process_id": _identifiers([span.pid for span in spans]),
+                "thread_id": _identifiers([span.tid for span in spans]),
+                "device_index": _integers([arg.device for arg in args]),
+                "stream": _integers([arg.stream for arg in args]),
+                "correlation_id": _integers([arg.correlation for arg in args]),
+                "external_id": _integers([arg.external_id for arg in args]),
+                "sequence_number": _integers([arg.sequence_number for arg in args]),
+                "fwd_thread_id": _integers([arg.fwd_thread_id for arg in args]),
+                "input_shapes": _texts([arg.input_dims for arg in args]),
+            }
+        )
+        if spans[0].cat in _KINDS_2021 or spans[-1].cat in _KINDS_2021:
+            frame = frame.with_columns(
+                pl.coalesce("external_id", _integers([arg.external_id_2021 for arg in args])).alias("external_id"),
+                pl.coalesce("input_shapes", _texts([arg.input_dims_2021 for arg in args])).alias("input_shapes"),
+            )
+        return self._wanted(_name_kinds(frame))
+
+    def _wanted(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Drop what the filters surely exclude."""
+        filters = self.notes.filters
+        if not filters.spans:
+            return frame.filter(pl.col("kind") == "step")
+        if not filters.stacks:
+            frame = frame.filter(pl.col("kind") != "python")
+        if filters.device and ":" in filters.device:
+            index = filters.device.rpartition(":")[2]
+            frame = frame.filter(
+                pl.col("device_index").is_null() | (pl.col("device_index") == (int(index) if index.isdecimal() else -1))
+            )
+        if self.absolute or self.base_ns is not None:
+            if filters.since_ns is not None:
+                frame = frame.filter(pl.col("ts_ns") + pl.col("dur_ns") >= filters.since_ns)
+            if filters.until_ns is not None:
+                frame = frame.filter(pl.col("ts_ns") <= filters.until_ns)
+        return frame
+
+    # ------------------------------------------------------------------ memory
+
+    def _event_frame(self, records: list[Event]) -> pl.DataFrame | None:
+        whole = [
+            record
+            for record in records
+            if record.ts is not None
+            and record.args is not None
+            and (record.args.size is not None or record.name == OUT_OF_MEMORY)
+        ]
+        times = self._times([record.ts for record in whole])
+        self.memory_records += len(records)
+        self.notes.add("missing_field", count=len(records) - len(whole), detail="[memory] without Bytes or ts")
+        args = [record.args or NO_ARGS for record in whole]
+        frame = pl.DataFrame(
+            {
+                "ts_ns": times,
+                "order_key": _integers([arg.ev_idx for arg in args]),
+                "device": _integers([arg.device_type for arg in args]),
+                "device_index": _integers([arg.device_id for arg in args]),
+                "oom": pl.Series([record.name == OUT_OF_MEMORY for record in whole], dtype=pl.Boolean),
+                "bytes": _integers([arg.size for arg in args]),
+                "address": pl.Series([_unsigned(arg.address) for arg in args], dtype=pl.UInt64),
+                "thread_id": _identifiers([record.tid for record in whole]),
+                "process_id": _identifiers([record.pid for record in whole]),
+                "total_allocated": _integers([arg.total_allocated for arg in args]),
+                "total_reserved": _integers([arg.total_reserved for arg in args]),
+            }
+        )
+        return self._count(_name_events(self._complete(frame))) if whole else None
+
+    def _complete(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Note what is missing or unknown, and name the devices."""
+        memory = frame.filter(~pl.col("oom"))
+        known = pl.col("device").is_between(0, len(DEVICE_TYPES) - 1)
+        no_address = memory["address"].is_null()
+        counts = {
+            "no_addresses": int(no_address.sum()),
+            "no_totals": int((memory["total_allocated"].is_null() & ~no_address).sum()),
+            "unknown_device_type": frame.select((~known).fill_null(False).sum()).item(),
+            "missing_field": frame.select(pl.any_horizontal(pl.col("device", "device_index").is_null()).sum()).item(),
+        }
+        for code, count in counts.items():
+            self.notes.add(code, count=count, detail=_DETAILS.get(code, ""))
+        return frame.with_columns(
+            device_type=pl.when(known)
+            .then(pl.col("device").replace_strict(dict(enumerate(DEVICE_TYPES)), default=None, return_dtype=pl.String))
+            .when(pl.col("device").is_null())
+            .then(pl.lit("unknown"))
+            .otherwise(pl.concat_str(pl.lit("unknown"), pl.col("device").cast(pl.String))),
+            device_index=pl.when(pl.col("device") == 0).then(-1).otherwise(pl.col("device_index").fill_null(0)),
+        )
+
+    def _count(self, frame: pl.DataFrame) -> pl.DataFrame:
+        wanted = self.notes.filters.device
+        if wanted:
+            keep = (pl.col("device_type") == wanted) | (device_label() == wanted)
+            self.other_devices.update(frame.filter(~keep).select(device_label().unique()).to_series())
+            frame = frame.filter(keep)
+        for kind, index in frame.select("device_type", "device_index").unique(maintain_order=True).iter_rows():
+            self._devices[kind, index] = None
+        self.memory_rows += frame.filter(pl.col("action") != "oom").height
+        self.oom_rows += frame.filter(pl.col("action") == "oom").height
+        return frame
+
+
+def device_label() -> pl.Expr:
+    """`cpu`, `cuda:0`: how people name a device."""
+    kind = pl.col("device_type")
+    return pl.when(kind == "cpu").then(kind).otherwise(pl.format("{}:{}", kind, pl.col("device_index")))
+
+
+def to_ns(micros: list[Any]) -> NDArray[np.int64]:
+    """Turn microseconds into nanoseconds without an error; raises InexactTimesError where floats cannot."""
+    times = np.array(micros) if micros else np.zeros(0, np.int64)
+    if times.dtype.kind == "i" and np.all(np.abs(times) < _LARGEST_MICROS):
+        return np.asarray(times * 1000, np.int64)
+    if times.dtype.kind == "f":
+        if not np.all(np.abs(times) < _EXACT_BELOW):
+            raise InexactTimesError
+        return np.asarray(np.rint(times * 1000), np.int64)
+    return np.array([_decimal_ns(value) for value in micros], np.int64)
+
+
+def _decimal_ns(value: float | Decimal) -> int:
+    exact = Decimal(value)
+    if not exact.is_finite() or exact.adjusted() > 15:
+        return 0 if exact.is_nan() else (-1 if exact < 0 else 1) * _LARGEST_MICROS * 1000
+    return int((exact * 1000).to_integral_value())
+
+
+def _unsigned(address: int | None) -> int | None:
+    """Kineto writes addresses as signed 64-bit decimals."""
+    return None if address is None else address & _ADDRESS_MASK
+
+
+def _integers(values: list[int | None]) -> pl.Series:
+    try:
+        return pl.Series(values, dtype=pl.Int64)
+    except (OverflowError, TypeError):
+        return pl.Series(
+            [value if value is None or -_INT64 <= value < _INT64 else None for value in values], dtype=pl.Int64
+        )
+
+
+def _identifiers(values: list[Any]) -> pl.Series:
+    """Process and thread ids: numbers, or numbers as text; other text (`Spans`) is null."""
+    try:
+        return pl.Series(values, dtype=pl.Int64)
+    except (OverflowError, TypeError):
+        return _integers([_identifier(value) for value in values])
+
+
+def _identifier(value: object) -> int | None:
+    if isinstance(value, str):
+        text = value.removeprefix("stream ")
+        return int(text) if len(text) < 20 and text.lstrip("-").isdecimal() else None
+    return value if isinstance(value, int) else None
+
+
+def _texts(values: list[msgspec.Raw]) -> pl.Series:
+    texts = pl.Series([None if value is NO_RAW else bytes(value) for value in values], dtype=pl.Binary)
+    return texts.cast(pl.String, strict=False)
+
+
+def _name_kinds(frame: pl.DataFrame) -> pl.DataFrame:
+    """Tell kinds from Kineto's categories and names, and give device activity its device and stream."""
+    category, label = pl.col("kind"), pl.col("name")
+    kind = (
+        pl.when(category.is_in(_HOST) & label.str.starts_with("ProfilerStep#"))
+        .then(pl.lit("step"))
+        .when((category == "python_function") & label.str.starts_with("nn.Module: "))
+        .then(pl.lit("module"))
+        .when(category.str.ends_with("_runtime") | category.str.ends_with("_driver"))
+        .then(pl.lit("runtime"))
+        .otherwise(category.replace_strict(KINDS, default="other", return_dtype=pl.String))
+        .fill_null("other")
+    )
+    on_device = pl.col("kind").is_in(DEVICE_KINDS)
+    return frame.with_columns(kind=kind).with_columns(
+        pl.when(~on_device).then(pl.col("process_id")).alias("process_id"),
+        pl.when(~on_device).then(pl.col("thread_id")).alias("thread_id"),
+        pl.when(on_device).then(pl.coalesce("device_index", "process_id")).alias("device_index"),
+        pl.when(on_device).then(pl.coalesce("stream", "thread_id")).alias("stream"),
+    )
+
+
+def _name_events(frame: pl.DataFrame) -> pl.DataFrame:
+    """Name actions; CPU events hold the bytes asked for, others the bytes of the allocator's block."""
+    oom, cpu = pl.col("oom"), pl.col("device") == 0
+    size = pl.col("bytes").abs()
+    return frame.with_columns(
+        action=pl.when(oom)
+        .then(pl.lit("oom"))
+        .when(pl.col("bytes") < 0)
+        .then(pl.lit("free_requested"))
+        .otherwise(pl.lit("alloc")),
+        requested_bytes=pl.when(oom | cpu).then(size),
+        block_bytes=pl.when(~(oom | cpu.fill_null(False))).then(size),
+        total_reserved=pl.when(~oom).then(pl.col("total_reserved")),
+        address=pl.when(~oom).then(pl.col("address")),
+    ).drop("oom", "bytes", "device")

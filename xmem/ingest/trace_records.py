@@ -1,0 +1,156 @@
+"""The records of a torch.profiler trace: typed for speed, and taken from plain JSON where types do not fit."""
+
+from __future__ import annotations
+
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import msgspec
+
+from xmem.ingest.adapter import Notes
+
+MEMORY, OUT_OF_MEMORY = "[memory]", "[OutOfMemory]"
+_INT64 = 1 << 63
+_UINT64 = (1 << 64) - 1
+NO_RAW = msgspec.Raw()
+
+
+class Args(msgspec.Struct, gc=False):
+    """What is needed of a record's args."""
+
+    ev_idx: int | None = msgspec.field(name="Ev Idx", default=None)
+    size: int | None = msgspec.field(name="Bytes", default=None)
+    address: int | None = msgspec.field(name="Addr", default=None)
+    device_type: int | None = msgspec.field(name="Device Type", default=None)
+    device_id: int | None = msgspec.field(name="Device Id", default=None)
+    total_allocated: int | None = msgspec.field(name="Total Allocated", default=None)
+    total_reserved: int | None = msgspec.field(name="Total Reserved", default=None)
+    external_id: int | None = msgspec.field(name="External id", default=None)
+    external_id_2021: int | None = msgspec.field(name="external id", default=None)
+    sequence_number: int | None = msgspec.field(name="Sequence number", default=None)
+    fwd_thread_id: int | None = msgspec.field(name="Fwd thread id", default=None)
+    correlation: int | None = None
+    device: int | None = None
+    stream: int | None = None
+    input_dims: msgspec.Raw = msgspec.field(name="Input Dims", default=NO_RAW)
+    input_dims_2021: msgspec.Raw = msgspec.field(name="Input dims", default=NO_RAW)
+
+
+class Event(msgspec.Struct, gc=False):
+    """One record; times in microseconds."""
+
+    ph: str | None = None
+    cat: str | None = None
+    name: str | None = None
+    pid: int | str | None = None
+    tid: int | str | None = None
+    ts: int | float | None = None
+    dur: int | float | None = None
+    args: Args | None = None
+
+
+class ExactEvent(Event, gc=False):
+    """One record whose times keep every digit."""
+
+    ts: Decimal | None = None  # type: ignore[assignment]
+    dur: Decimal | None = None  # type: ignore[assignment]
+
+
+NO_ARGS = Args()
+_FAST = msgspec.json.Decoder(list[Event])
+_EXACT = msgspec.json.Decoder(list[ExactEvent])
+_INTEGERS = tuple(
+    (field.name, field.encode_name)
+    for field in msgspec.structs.fields(Args)
+    if field.name not in ("input_dims", "input_dims_2021")
+)
+
+
+def decode_fast(text: bytes) -> list[Event]:
+    """Decode a JSON list of records whose fields have the usual types."""
+    return _FAST.decode(text)
+
+
+def decode_exact(text: bytes) -> list[Event]:
+    """Decode a JSON list of records and keep every digit of their times."""
+    return list(_EXACT.decode(text))
+
+
+def rescue_event(value: object, at: int, notes: Notes) -> Event | None:
+    """Make a record of plain JSON whose fields have unusual types; None where it is no object."""
+    if not isinstance(value, dict):
+        return None
+    args = value.get("args")
+    return ExactEvent(
+        ph=_text(value.get("ph")),
+        cat=_text(value.get("cat")),
+        name=_text(value.get("name")),
+        pid=_identifier(value.get("pid")),
+        tid=_identifier(value.get("tid")),
+        ts=_time(value.get("ts"), at, notes),
+        dur=_time(value.get("dur"), at, notes),
+        args=_args(args, at, notes) if isinstance(args, dict) else None,
+    )
+
+
+def read_integer(value: object, at: int, notes: Notes, *, what: str = "") -> int | None:
+    """Read an integer that may be written as text, in hexadecimal or with a fraction; what is wider is left out."""
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+        number = value
+    else:
+        number = _odd_integer(value)
+        if number is not None:
+            notes.add("odd_number", at=at, unit="byte", detail=f"{what}: {value!r}")
+    if number is not None and not -_INT64 <= number <= _UINT64:
+        notes.add("wide_integer", at=at, unit="byte", detail=f"{what}: {str(number)[:80]}")
+        return None
+    return number
+
+
+def _odd_integer(value: object) -> int | None:
+    try:
+        if isinstance(value, str) and len(value) <= 100:
+            text = value.strip()
+            if text.lower().lstrip("+-").startswith("0x"):
+                return int(text, 16)
+            value = Decimal(text)
+        if isinstance(value, Decimal) and value.adjusted() > 30:  # not worth its digits
+            return _UINT64 + 1
+        if isinstance(value, (bool, Decimal, float)):
+            return int(value)
+    except (ValueError, OverflowError, InvalidOperation):
+        pass
+    return None
+
+
+def _args(args: dict[Any, Any], at: int, notes: Notes) -> Args:
+    values: dict[str, Any] = {
+        name: read_integer(args.get(key), at, notes, what=key) for name, key in _INTEGERS if key in args
+    }
+    dims = args.get("Input Dims", args.get("Input dims"))
+    if dims is not None:
+        values["input_dims"] = msgspec.Raw(msgspec.json.encode(dims))
+    return Args(**values)
+
+
+def _text(value: object) -> str | None:
+    return value if value is None or isinstance(value, str) else str(value)
+
+
+def _identifier(value: object) -> int | str | None:
+    if isinstance(value, (int, str)) or value is None:
+        return value
+    return int(value) if isinstance(value, Decimal) and value.is_finite() else str(value)
+
+
+def _time(value: object, at: int, notes: Notes) -> Decimal | None:
+    if isinstance(value, (int, Decimal)) and not isinstance(value, bool):
+        return Decimal(value)
+    if isinstance(value, str) and len(value) <= 100:
+        try:
+            number = Decimal(value.strip())
+        except InvalidOperation:
+            return None
+        notes.add("odd_number", at=at, unit="byte", detail=f"time: {value!r}")
+        return number if number.is_finite() else None
+    return None
