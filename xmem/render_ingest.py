@@ -9,7 +9,7 @@ from xmem.render import fact_lines, make_inert
 from xmem.units import format_bytes
 
 if TYPE_CHECKING:
-    from xmem.ingest import Ingested
+    from xmem.ingest import DeviceFacts, Ingested, IssueFacts
 
 
 def ingested_text(ingested: Sequence[Ingested], *, verbose: bool = False) -> str:
@@ -46,26 +46,21 @@ def _source(one: Ingested) -> str:
     return ", ".join(parts)
 
 
-def _device_label(one: Ingested, device: object) -> str:
-    name = make_inert(str(getattr(device, "device", "")))
-    return f"{name} of rank {getattr(device, 'rank', 0)}" if len(one.ranks) > 1 else name
+def _device_label(one: Ingested, device: DeviceFacts) -> str:
+    name = make_inert(device.device)
+    return f"{name} of rank {device.rank}" if len(one.ranks) > 1 else name
 
 
-def _device_facts(device: object) -> str:
-    peak, end = getattr(device, "peak_allocated_bytes", None), getattr(device, "end_allocated_bytes", None)
-    reserved, before = getattr(device, "peak_reserved_bytes", None), getattr(device, "baseline_bytes", 0)
-    parts = [f"peak {format_bytes(peak)} allocated"]
-    if reserved is not None:
-        parts[0] += f", {format_bytes(reserved)} reserved"
-    parts.append(f"{format_bytes(end)} at the end")
-    if before:
-        parts.append(f"{format_bytes(before)} there before")
-    name, total = getattr(device, "name", None), getattr(device, "total_bytes", None)
-    if name or total:
-        known = [make_inert(str(name))] if name else []
-        known += [format_bytes(total)] if total else []
-        parts.append(", ".join(known))
-    return "; ".join(parts)
+def _device_facts(device: DeviceFacts) -> str:
+    peak = f"peak {format_bytes(device.peak_allocated_bytes)} allocated"
+    if device.peak_reserved_bytes is not None:
+        peak += f", {format_bytes(device.peak_reserved_bytes)} reserved"
+    parts = [peak, f"{format_bytes(device.end_allocated_bytes)} at the end"]
+    if device.baseline_bytes:
+        parts.append(f"{format_bytes(device.baseline_bytes)} there before")
+    known = [make_inert(device.name)] if device.name else []
+    known += [f"{format_bytes(device.total_bytes)} in all"] if device.total_bytes else []
+    return "; ".join([*parts, ", ".join(known)] if known else parts)
 
 
 def _issue_facts(one: Ingested, verbose: bool) -> list[tuple[str, str]]:
@@ -82,6 +77,5 @@ def _issue_facts(one: Ingested, verbose: bool) -> list[tuple[str, str]]:
     ]
 
 
-def _place(issue: object) -> str:
-    first_at, unit = getattr(issue, "first_at", None), getattr(issue, "first_unit", None)
-    return f", first at {unit} {first_at:,}" if first_at is not None else ""
+def _place(issue: IssueFacts) -> str:
+    return f", first at {issue.first_unit} {issue.first_at:,}" if issue.first_at is not None else ""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from xmem.render import make_inert
 from xmem.units import format_bytes
 
-Progress = Callable[[str, int, int], None]
+Progress = Callable[[str, int, int | None], None]
 _BAR = 24
 _INTERVAL_S = 0.1
 
@@ -33,9 +33,9 @@ class _Line:
     def __init__(self) -> None:
         self._drawn_at = 0.0
 
-    def draw(self, name: str, done_bytes: int, total_bytes: int) -> None:
+    def draw(self, name: str, done_bytes: int, total_bytes: int | None) -> None:
         now = time.monotonic()
-        if now - self._drawn_at < _INTERVAL_S and done_bytes < total_bytes:
+        if now - self._drawn_at < _INTERVAL_S and done_bytes != total_bytes:
             return
         self._drawn_at = now
         text = f"{progress_text(done_bytes, total_bytes)} {make_inert(name)}"
@@ -48,9 +48,9 @@ class _Line:
             sys.stderr.flush()
 
 
-def progress_text(done_bytes: int, total_bytes: int) -> str:
+def progress_text(done_bytes: int, total_bytes: int | None) -> str:
     """Show how far a file has been read: a bar where its size is known, else the bytes so far."""
-    if total_bytes <= 0:
+    if not total_bytes:
         return format_bytes(done_bytes)
     share = min(done_bytes / total_bytes, 1.0)
     full = int(share * _BAR)

@@ -1,0 +1,110 @@
+"""`xmem simulate`: replays a run on a GPU and says whether it fits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from xmem.cli.options import json_option, print_text, store_option, terminal_width
+from xmem.errors import EXIT_DOES_NOT_FIT, EXIT_OK
+from xmem.render import json_text
+from xmem.render_verdict import recommendation_text, sweep_text, verdict_text
+
+if TYPE_CHECKING:
+    from xmem.simulate import SimulateOptions
+
+
+@click.command()
+@click.argument("run", required=False)
+@click.option(
+    "--gpu",
+    metavar="GPU",
+    help="A name (xmem gpus), 23.6GiB, 24GB (10^9), GiB as a number, or bytes.  [default: the recorded GPU]",
+)
+@click.option(
+    "--non-torch",
+    metavar="SIZE",
+    help="Memory of the GPU that PyTorch's allocator never sees; 0 for none.  [default: 0.4GiB]",
+)
+@click.option("--headroom", metavar="SIZE", default="0", help="Memory to keep free: a size or a share, 5%.")
+@click.option("--allocator", metavar="NAME", default="native", help="Allocator to replay through.")
+@click.option("--alloc-conf", metavar="TEXT", help="PYTORCH_ALLOC_CONF to replay with.  [default: the recorded one]")
+@click.option(
+    "--torch",
+    "torch_version",
+    metavar="VERSION",
+    help="torch whose rules hold.  [default: the recorded one, else the newest]",
+)
+@click.option(
+    "--device", metavar="NAME", help="Recorded device, such as cuda:0.  [default: the one with the highest peak]"
+)
+@click.option(
+    "--rank", type=click.IntRange(min=0), metavar="N", help="Recorded rank.  [default: the one with the highest peak]"
+)
+@click.option(
+    "--requests", "requests_sql", metavar="SQL", help="Replay what this SELECT over `requests` gives: a what-if."
+)
+@click.option("--ops", "ops_file", metavar="FILE", help="Replay a file of operations instead of a run.")
+@click.option("--sweep", is_flag=True, help="Try many allocator settings and list them, best first.")
+@click.option("--recommend", is_flag=True, help="Name the allocator setting to use and what it saves.")
+@click.option("--explain", is_flag=True, help="Where it fails, show segments and what keeps them.")
+@store_option
+@json_option
+def command(run: str | None, as_json: bool, sweep: bool, recommend: bool, **options: Any) -> int:
+    """Replay a run's allocations on a GPU: does it fit, and why not?
+
+    RUN is an id, the start of one, or a name; the newest run where it is left out. Ends with 0 where the run fits
+    and with 1 where it does not.
+
+    \b
+    xmem simulate --gpu rtx4090
+    xmem simulate --gpu 16 --alloc-conf expandable_segments:True
+    """
+    if sweep and recommend:
+        raise click.UsageError("--sweep and --recommend exclude each other.")
+    if options["ops_file"] is not None and (run is not None or sweep or recommend):
+        raise click.UsageError("--ops stands alone: no RUN, no --sweep, no --recommend.")
+    if sweep:
+        fits = _print_sweep(run, as_json, options)
+    elif recommend:
+        fits = _print_recommendation(run, as_json, options)
+    else:
+        fits = _print_verdict(run, as_json, options)
+    return EXIT_OK if fits else EXIT_DOES_NOT_FIT
+
+
+def _simulate_options(options: dict[str, Any]) -> SimulateOptions:
+    from xmem.simulate import SimulateOptions
+
+    names = ("non_torch", "headroom", "allocator", "alloc_conf", "torch_version", "device", "rank", "requests_sql")
+    return SimulateOptions(**{name: options[name] for name in names})
+
+
+def _print_verdict(run: str | None, as_json: bool, options: dict[str, Any]) -> bool:
+    from xmem.simulate import simulate, simulate_ops
+
+    chosen = _simulate_options(options)
+    if options["ops_file"] is not None:
+        verdict = simulate_ops(options["ops_file"], gpu=options["gpu"], options=chosen)
+    else:
+        verdict = simulate(run, gpu=options["gpu"], store=options["store"], options=chosen)
+    text = verdict_text(verdict, width=terminal_width(), explain=options["explain"])
+    print_text(json_text(verdict.to_dict()) if as_json else text)
+    return verdict.fits
+
+
+def _print_sweep(run: str | None, as_json: bool, options: dict[str, Any]) -> bool:
+    from xmem.simulate import sweep
+
+    rows = sweep(run, gpu=options["gpu"], store=options["store"], options=_simulate_options(options))
+    print_text(json_text(rows) if as_json else sweep_text(rows, width=terminal_width()))
+    return any(bool(row.fits) for row in rows)
+
+
+def _print_recommendation(run: str | None, as_json: bool, options: dict[str, Any]) -> bool:
+    from xmem.simulate import recommend
+
+    advice = recommend(run, gpu=options["gpu"], store=options["store"], options=_simulate_options(options))
+    print_text(json_text(advice) if as_json else recommendation_text(advice, width=terminal_width()))
+    return bool(advice.best.fits)
