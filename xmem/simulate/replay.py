@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,10 @@ Levels = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Encoded:
-    """A request stream as integers: `slots` number the allocations from 0, `pools` point into `pool_ids`."""
+    """A request stream as integers: `slots` number the allocations from 0, `pools` point into `pool_ids`.
+
+    A request that concerns no allocation, or a free that has nothing to free, has the slot `slot_count`.
+    """
 
     codes: Integers
     slots: Integers
@@ -63,20 +67,20 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Failure:
-    """A request that the allocator could not serve, and the allocator's state right then."""
+    """A request that the allocator could not serve, and its figures right then."""
 
     index: int
     error: OutOfMemory
     stats: Stats
-    layout: Layout | None
-    owners: dict[int, int]
 
 
 @dataclass
 class Replay:
-    """What a replay did: `levels` after each request (allocated, active, reserved, requested) where they were logged.
+    """What a replay did, up to the first `done` requests.
 
-    `calls` are the allocator's calls to the device as (index of the request, kind, address, bytes).
+    `levels` after each request are allocated, active, reserved, requested bytes. `addresses` is where each slot was
+    put. `calls` are the allocator's calls to the device as (index of the request, kind, address, bytes). `layout` is
+    the state at the first failure, else at the end.
     """
 
     stats: Stats
@@ -85,6 +89,7 @@ class Replay:
     levels: Integers | None = None
     addresses: list[int] = field(default_factory=list)
     calls: list[tuple[int, str, int, int]] = field(default_factory=list)
+    layout: Layout | None = None
 
     @property
     def fits(self) -> bool:
@@ -108,12 +113,23 @@ def encode(table: pa.Table) -> Encoded:
     pool_ids = tuple(_pool_id(text) for text in pools.dictionary.to_pylist())
     pool_numbers = pools.indices.to_numpy().astype(np.int64)
     elsewhere = (streams != 0) | ~np.isin(pool_numbers, [n for n, pool in enumerate(pool_ids) if pool == DEFAULT_POOL])
-    completed = np.zeros(slot_count + 1, dtype=bool)
-    completed[slots[codes == COMPLETED]] = True
+    for code in (FREE, COMPLETED):
+        slots = _only_first(slots, codes == code, slot_count)
+    dropped = int(np.count_nonzero(slots[np.isin(codes, (FREE, COMPLETED, RECORD_STREAM))] == slot_count))
     codes = np.where((codes == ALLOC) & elsewhere, ALLOC_ELSEWHERE, codes)
-    codes = np.where((codes == FREE) & completed[slots], KEEP, codes)
-    dropped = int(np.count_nonzero(slots[np.isin(codes, (FREE, KEEP, COMPLETED, RECORD_STREAM))] == slot_count))
     return Encoded(codes, slots, sizes, streams, pool_numbers, pool_ids, slot_count, dropped)
+
+
+def _only_first(slots: Integers, mask: npt.NDArray[np.bool_], nowhere: int) -> Integers:
+    """Point all but the first request of a kind for an allocation nowhere: nothing is freed twice."""
+    import numpy as np
+
+    rows = np.flatnonzero(mask)
+    again = np.ones(len(rows), dtype=bool)
+    again[np.unique(slots[rows], return_index=True)[1]] = False
+    changed = slots.copy()
+    changed[rows[again]] = nowhere
+    return changed
 
 
 def _slots(ids: Integers, is_alloc: npt.NDArray[np.bool_]) -> tuple[Integers, int]:
@@ -149,12 +165,12 @@ def replay(
     """Feed the requests to the allocator until one fails that did not fail in the recording.
 
     `with_levels` logs the four levels after each request; `device_log`, the list that the allocator's device logs
-    into, gives the calls of each; `with_layout` keeps segments and blocks at each failure.
+    into, gives the calls of each; `with_layout` keeps segments and blocks.
     """
     import numpy as np
 
     feed = _Feed(encoded, allocator, with_layout)
-    levels: list[Levels] = []
+    levels = array("q")
     ends: list[int] = []
     watch = None
     if with_levels or device_log is not None:
@@ -167,11 +183,12 @@ def replay(
         levels=np.array(levels, dtype=np.int64).reshape(-1, 4) if with_levels else None,
         addresses=feed.addresses,
         calls=[] if device_log is None else _calls(device_log, ends),
+        layout=feed.layout or (feed.read_layout() if with_layout else None),
     )
 
 
 class _Feed:
-    """The state of a replay: where each allocation lies now (0: nowhere), and what failed."""
+    """The state of a replay: where each allocation was put (0: nowhere), and what failed."""
 
     def __init__(self, encoded: Encoded, allocator: Allocator, with_layout: bool) -> None:
         self.encoded = encoded
@@ -179,6 +196,7 @@ class _Feed:
         self.with_layout = with_layout
         self.addresses = [0] * (encoded.slot_count + 1)
         self.failures: list[Failure] = []
+        self.layout: Layout | None = None
 
     def run(self, watch: Callable[[], None] | None) -> int:
         """Serve request after request; return how many were served."""
@@ -187,9 +205,7 @@ class _Feed:
         requests = zip(encoded.codes.tolist(), encoded.slots.tolist(), encoded.sizes.tolist(), strict=True)
         for index, (code, slot, size) in enumerate(requests):
             if code == FREE:
-                address = addresses[slot]
-                addresses[slot] = 0
-                free(address)
+                free(addresses[slot])
             elif code == ALLOC:
                 try:
                     addresses[slot] = alloc(size)
@@ -217,12 +233,9 @@ class _Feed:
                 allocator.free_requested(address)
             else:
                 addresses[slot] = address
-        elif code == KEEP:
-            allocator.free_requested(addresses[slot])
         elif code == COMPLETED:
-            address, addresses[slot] = addresses[slot], 0
-            if address:
-                allocator.free_completed(address)
+            if addresses[slot]:
+                allocator.free_completed(addresses[slot])
         elif code == RECORD_STREAM:
             if addresses[slot]:
                 allocator.record_stream(addresses[slot], stream)
@@ -244,13 +257,14 @@ class _Feed:
             return
 
     def _fail(self, index: int, error: OutOfMemory) -> None:
-        layout: Layout | None = None
-        owners: dict[int, int] = {}
         if self.with_layout and not self.failures:
-            read = getattr(self.allocator, "segments", None)
-            layout = read() if read is not None else None
-            owners = {address: slot for slot, address in enumerate(self.addresses) if address}
-        self.failures.append(Failure(index, error, self.allocator.stats(), layout, owners))
+            self.layout = self.read_layout()
+        self.failures.append(Failure(index, error, self.allocator.stats()))
+
+    def read_layout(self) -> Layout | None:
+        """Return the allocator's segments and blocks, None where it cannot show them."""
+        read = getattr(self.allocator, "segments", None)
+        return read() if read is not None else None
 
 
 def _levels_of(allocator: Allocator) -> Callable[[], Levels]:
@@ -266,13 +280,13 @@ def _levels_of(allocator: Allocator) -> Callable[[], Levels]:
 
 
 def _watcher(
-    read: Callable[[], Levels] | None, levels: list[Levels], log: list[list[Any]] | None, ends: list[int]
+    read: Callable[[], Levels] | None, levels: array[int], log: list[list[Any]] | None, ends: list[int]
 ) -> Callable[[], None]:
     """Return what looks at the allocator after each request: levels, and how far the device's log has grown."""
 
     def watch() -> None:
         if read is not None:
-            levels.append(read())
+            levels.extend(read())
         if log is not None:
             ends.append(len(log))
 
