@@ -20,6 +20,9 @@ _TEXT_MOST = 1 << 16
 _TEXT_BYTES = 64 << 20
 _TEXT_PER_BYTE = 16
 
+#: So many lists and frames are remembered by identity: as many as fit into the processor's cache.
+_CACHED = 1 << 14
+
 Record = dict[Any, Any]
 
 
@@ -215,7 +218,10 @@ def take_words(records: list[Record], names: Sequence[str], words: Words, remark
     if key is None:
         return array("i", repeat(-1, len(records)))
     try:
-        return array("i", map(words.__getitem__, [record[key] for record in records]))
+        values = [record[key] for record in records]
+        if values.count(values[0]) == len(values):
+            return array("i", [words[values[0]]]) * len(values)
+        return array("i", map(words.__getitem__, values))
     except (KeyError, TypeError, ValueError):
         pass
     numbers = array("i")
@@ -258,25 +264,36 @@ class Stacks:
     def take(self, lists: list[Any]) -> array[int]:
         """Return the number of each stack; -1 for None and what is no list. An empty list is a stack of its own."""
         numbers = list(map(id, lists))
-        by_list = self._by_list
-        for number, frames in zip(numbers, lists, strict=True):
-            if number not in by_list:
-                by_list[number] = self._add(frames)
-        return array("i", map(by_list.__getitem__, numbers))
+        stacks = list(map(self._by_list.get, numbers))
+        if None in stacks:
+            unknown = [at for at, stack in enumerate(stacks) if stack is None]
+            self._add({numbers[at]: lists[at] for at in unknown})
+            for at in unknown:
+                stacks[at] = self._by_list[numbers[at]]
+        return array("i", stacks)  # type: ignore[arg-type]
 
-    def _add(self, frames: Any) -> int:
-        if not isinstance(frames, list | tuple):
-            return -1
-        self._budget.take_rows(len(frames))
-        key = tuple(map(id, frames))
-        found = self._by_frames.get(key)
+    def _add(self, fresh: dict[int, Any]) -> None:
+        frames_seen = 0
+        for cache in (self._by_list, self._by_frames, self._frames):
+            if len(cache) > _CACHED:
+                cache.clear()
+        for number, frames in fresh.items():
+            found: int | None = -1
+            if isinstance(frames, list | tuple):
+                frames_seen += len(frames)
+                key = tuple(map(id, frames))
+                found = self._by_frames.get(key)
+                if found is None:
+                    found = self._by_frames[key] = self._add_stack(frames)
+            self._by_list[number] = found
+        self._budget.take_rows(frames_seen)
+
+    def _add_stack(self, frames: Sequence[Any]) -> int:
+        content = tuple([self._add_frame(frame) for frame in frames])
+        found = self._stacks.get(content)
         if found is None:
-            content = tuple([self._add_frame(frame) for frame in frames])
-            found = self._stacks.get(content)
-            if found is None:
-                found = self._stacks[content] = len(self._stacks)
-                self._fresh.append(content)
-            self._by_frames[key] = found
+            found = self._stacks[content] = len(self._stacks)
+            self._fresh.append(content)
         return found
 
     def _add_frame(self, frame: Any) -> int:

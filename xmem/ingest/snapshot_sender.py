@@ -119,11 +119,16 @@ class Sender:
                         self.budget, show_pool if kind == "p" else show_text, ("", "N/A") if kind == "w" else ()
                     )
                 part.add(name, take_words(rows, keys, words, self.remarks, at), None)
-        if self._stacks is not None and (key := find_key(rows, ("frames",))):
-            part.add("stack", self._stacks.take([row.get(key) for row in rows]), None)
-        else:
-            part.add("stack", array("i", [-1]) * len(rows), None)
+        part.add("stack", self._take_stacks(rows), None)
         part.rows += len(rows)
+
+    def _take_stacks(self, rows: list[Record]) -> array[int]:
+        if self._stacks is None or (key := find_key(rows, ("frames",))) is None:
+            return array("i", [-1]) * len(rows)
+        try:
+            return self._stacks.take([row[key] for row in rows])
+        except KeyError:
+            return self._stacks.take([row.get(key) for row in rows])
 
     def _send_stacks(self) -> None:
         if self._stacks is None:
