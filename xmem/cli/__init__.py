@@ -41,6 +41,9 @@ class VerbGroup(click.Group):
         if cmd_name not in VERBS:
             return None
         command: click.Command = importlib.import_module(f"xmem.cli.{cmd_name}").command
+        for parameter in command.params:
+            if parameter.envvar is None and isinstance(parameter, click.Option):
+                parameter.envvar = _variable(cmd_name, parameter)
         return command
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
@@ -58,6 +61,12 @@ class VerbGroup(click.Group):
             return result
 
 
+def _variable(verb: str, option: click.Option) -> str:
+    """Return the environment variable that stands for an option: XMEM_SIMULATE_ALLOC_CONF."""
+    longest = max(option.opts, key=len)
+    return f"XMEM_{verb}_{longest.lstrip('-')}".replace("-", "_").upper()
+
+
 @contextmanager
 def _quiet_pipe() -> Iterator[None]:
     try:
@@ -71,7 +80,7 @@ def _quiet_pipe() -> Iterator[None]:
 @click.group(
     cls=VerbGroup,
     epilog=EPILOG,
-    context_settings={"auto_envvar_prefix": "XMEM", "help_option_names": ["-h", "--help"], "show_default": True},
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
 @click.version_option(__version__, prog_name="xmem", message="%(prog)s %(version)s")
 def xmem_command() -> None:
