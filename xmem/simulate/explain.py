@@ -38,33 +38,16 @@ def explain_failure(
         return None
     failure = result.failures[0]
     row = table.slice(failure.index, 1).to_pylist()[0]
-    stream, pool = row["stream"] or 0, row["pool_id"] or "0:0"
-    pieces = _pieces(result.layout, stream, pool, failure.error.rounded_bytes)
+    row |= {"stream": row["stream"] or 0, "pool_id": row["pool_id"] or "0:0"}
+    pieces = _pieces(result.layout, row["stream"], row["pool_id"], failure.error.rounded_bytes)
     held: tuple[HeldBy, ...] = ()
     if result.levels is not None:
         sizes = block_sizes(encoded, result.levels[: failure.index, 0])
         held = held_at(encoded, table, sizes, failure.index - 1)
-    stats, error = failure.stats, failure.error
     return Oom(
-        seq=row["seq"],
-        alloc_id=row["alloc_id"],
-        requested_bytes=error.requested_bytes,
-        rounded_bytes=error.rounded_bytes,
-        segment_bytes=error.segment_bytes,
-        stream=stream,
-        pool_id=pool,
-        op=row["op"],
-        step=row["step"],
-        phase=row["phase"],
-        category=row["category"],
+        **{name: row[name] for name in ("seq", "alloc_id", "stream", "pool_id", "op", "step", "phase", "category")},
+        **_figures(failure),
         recorded=row["action"] == "oom",
-        device_free_bytes=error.device_free_bytes,
-        limit_bytes=error.limit_bytes,
-        rejected_by_policy=error.rejected_by_policy,
-        allocated_bytes=stats.allocated_bytes,
-        active_bytes=stats.active_bytes,
-        reserved_bytes=stats.reserved_bytes,
-        free_in_cache_bytes=stats.reserved_bytes - stats.active_bytes,
         largest_free_block_bytes=pieces.largest_free,
         largest_usable_block_bytes=pieces.largest_usable,
         pending_bytes=pieces.pending,
@@ -76,6 +59,23 @@ def explain_failure(
         saved_by=saved_by,
         sentence=_sentence(row, failure, pieces, held),
     )
+
+
+def _figures(failure: Failure) -> dict[str, Any]:
+    """Return what the allocator and its device said when the request failed."""
+    error, stats = failure.error, failure.stats
+    return {
+        "requested_bytes": error.requested_bytes,
+        "rounded_bytes": error.rounded_bytes,
+        "segment_bytes": error.segment_bytes,
+        "device_free_bytes": error.device_free_bytes,
+        "limit_bytes": error.limit_bytes,
+        "rejected_by_policy": error.rejected_by_policy,
+        "allocated_bytes": stats.allocated_bytes,
+        "active_bytes": stats.active_bytes,
+        "reserved_bytes": stats.reserved_bytes,
+        "free_in_cache_bytes": stats.reserved_bytes - stats.active_bytes,
+    }
 
 
 def _sentence(row: dict[str, Any], failure: Failure, pieces: _Pieces, held: tuple[HeldBy, ...]) -> str:

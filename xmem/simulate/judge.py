@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from xmem.simulate.explain import explain_failure
 from xmem.simulate.gpu_table import Target
@@ -100,52 +100,66 @@ def _verdict(
     unlimited, on_device = replays
     smallest, oom = found
     shown = on_device if on_device.fits else unlimited
+    return Verdict(
+        fits=on_device.fits,
+        smallest_device_bytes=None if smallest is None else case.reserve.total_for(smallest),
+        smallest_usable_bytes=smallest,
+        fragmentation=_fragmentation(shown.stats.peak_requested_bytes, smallest),
+        num_ooms=max(on_device.stats.num_ooms, len(on_device.failures)),
+        num_alloc_retries=on_device.stats.num_alloc_retries,
+        oom=oom,
+        peaks_on="device" if on_device.fits else "unlimited",
+        requests=len(encoded),
+        notes=(*case.notes, *_notes(table, encoded, case)),
+        **_case_facts(case),
+        **_peak_facts(table, case, encoded, shown),
+    )
+
+
+def _case_facts(case: Case) -> dict[str, Any]:
+    """Return the fields of a verdict that come from the case alone."""
+    return {
+        "total_bytes": case.target.total_bytes,
+        "non_torch_bytes": case.reserve.non_torch_bytes,
+        "usable_bytes": case.usable_bytes,
+        "headroom_bytes": case.reserve.headroom(case.target.total_bytes),
+        "allocator": case.setup.allocator,
+        "alloc_conf": case.setup.alloc_conf,
+        "torch_version": case.setup.torch_version or ".".join(map(str, NEWEST)),
+        "torch_version_assumed": case.torch_version_assumed,
+        "issues": case.issues,
+        "run_id": case.run_id,
+        "run_name": case.run_name,
+        "rank": case.rank,
+        "device": case.device,
+        "gpu": case.target.text,
+        "gpu_note": case.target.note,
+        "recorded_peak_allocated_bytes": case.recorded_peak_allocated_bytes,
+        "recorded_peak_reserved_bytes": case.recorded_peak_reserved_bytes,
+        "simulation_id": case.simulation_id,
+    }
+
+
+def _peak_facts(table: pa.Table, case: Case, encoded: Encoded, shown: Replay) -> dict[str, Any]:
+    """Return the fields of a verdict that come from the levels of one replay."""
     stats, levels = shown.stats, shown.levels
     assert levels is not None
     allocated = levels[:, 0]
     first, steady = step_peaks(allocated, table) if case.has_steps else cycle_peaks(encoded, allocated)
     top = int(allocated.argmax()) if len(allocated) else -1
-    fullest = int(levels[:, 2].argmax()) if len(levels) else 0
-    return Verdict(
-        fits=on_device.fits,
-        total_bytes=case.target.total_bytes,
-        non_torch_bytes=case.reserve.non_torch_bytes,
-        usable_bytes=case.usable_bytes,
-        headroom_bytes=case.reserve.headroom(case.target.total_bytes),
-        peak_requested_bytes=stats.peak_requested_bytes,
-        peak_allocated_bytes=stats.peak_allocated_bytes,
-        peak_active_bytes=stats.peak_active_bytes,
-        peak_reserved_bytes=stats.peak_reserved_bytes,
-        first_step_peak_bytes=first,
-        steady_peak_bytes=steady,
-        smallest_device_bytes=None if smallest is None else case.reserve.total_for(smallest),
-        num_ooms=max(on_device.stats.num_ooms, len(on_device.failures)),
-        num_alloc_retries=on_device.stats.num_alloc_retries,
-        oom=oom,
-        allocator=case.setup.allocator,
-        alloc_conf=case.setup.alloc_conf,
-        torch_version=case.setup.torch_version or ".".join(map(str, NEWEST)),
-        torch_version_assumed=case.torch_version_assumed,
-        issues=case.issues,
-        run_id=case.run_id,
-        run_name=case.run_name,
-        rank=case.rank,
-        device=case.device,
-        gpu=case.target.text,
-        gpu_note=case.target.note,
-        peaks_on="device" if on_device.fits else "unlimited",
-        smallest_usable_bytes=smallest,
-        end_allocated_bytes=stats.allocated_bytes,
-        end_reserved_bytes=stats.reserved_bytes,
-        unused_at_peak_bytes=int(levels[fullest, 2] - levels[fullest, 1]) if len(levels) else 0,
-        fragmentation=_fragmentation(stats.peak_requested_bytes, smallest),
-        recorded_peak_allocated_bytes=case.recorded_peak_allocated_bytes,
-        recorded_peak_reserved_bytes=case.recorded_peak_reserved_bytes,
-        requests=len(encoded),
-        at_peak=held_at(encoded, table, block_sizes(encoded, allocated), top),
-        notes=(*case.notes, *_notes(table, encoded, case)),
-        simulation_id=case.simulation_id,
-    )
+    fullest = int(levels[:, 2].argmax()) if len(levels) else -1
+    return {
+        "peak_requested_bytes": stats.peak_requested_bytes,
+        "peak_allocated_bytes": stats.peak_allocated_bytes,
+        "peak_active_bytes": stats.peak_active_bytes,
+        "peak_reserved_bytes": stats.peak_reserved_bytes,
+        "first_step_peak_bytes": first,
+        "steady_peak_bytes": steady,
+        "end_allocated_bytes": stats.allocated_bytes,
+        "end_reserved_bytes": stats.reserved_bytes,
+        "unused_at_peak_bytes": int(levels[fullest, 2] - levels[fullest, 1]) if len(levels) else 0,
+        "at_peak": held_at(encoded, table, block_sizes(encoded, allocated), top),
+    }
 
 
 def _fragmentation(peak_requested_bytes: int, smallest_usable_bytes: int | None) -> float | None:

@@ -67,8 +67,8 @@ def _gain(current: SweepRow, best: SweepRow, saves: int) -> str:
     change = f"{format_bytes(abs(saves))} {'less' if saves >= 0 else 'more'}"
     if not current.fits:
         return f"With this setting the run fits, without it it does not: peak reserved {peaks} ({change})."
-    retries = f"{best.num_alloc_retries} retries instead of {current.num_alloc_retries}"
-    return f"Peak reserved {peaks} ({change}), {retries}."
+    retries = f", {best.num_alloc_retries} retries instead of {current.num_alloc_retries}"
+    return f"Peak reserved {peaks} ({change}){retries if current.num_alloc_retries else ''}."
 
 
 def _no_help(current: SweepRow, best: SweepRow) -> str:

@@ -95,13 +95,18 @@ def find_source(
         known = ", ".join(f"rank {r['rank']} {device_text(r['device_type'], r['device_index'])}" for r in rows[:16])
         wanted = " ".join([*([] if rank is None else [f"rank {rank}"]), *([] if device is None else [repr(device)])])
         raise UsageError(f"The run {run.run_id} ({run.name}) has no memory requests on {wanted}.", f"It has: {known}.")
-    row = asked[0]
+    chosen_from = tuple(f"rank {r['rank']} {device_text(r['device_type'], r['device_index'])}" for r in asked)
+    return _source(connection, run, asked[0], chosen_from)
+
+
+def _source(
+    connection: duckdb.DuckDBPyConnection, run: Run, row: dict[str, Any], chosen_from: tuple[str, ...]
+) -> Source:
     facts = _rows(
         connection,
         "SELECT torch_version, alloc_conf, adapter FROM runs WHERE run_id = $run_id AND rank = $rank",
         {"run_id": run.run_id, "rank": row["rank"]},
     )[0]
-    chosen_from = tuple(f"rank {r['rank']} {device_text(r['device_type'], r['device_index'])}" for r in asked)
     return Source(
         run_id=run.run_id,
         run_name=run.name,

@@ -14,6 +14,8 @@ from xmem.store import Store
 if TYPE_CHECKING:
     import polars as pl
 
+    from xmem.simulate.replay import Integers
+
 
 def write_simulation(store: Store, case: Case, judgement: Judgement) -> None:
     """Write the replay on the target beside its run; the same simulation again replaces itself."""
@@ -65,47 +67,58 @@ def simulation_row(case: Case, judgement: Judgement) -> pl.DataFrame:
 
 def simulation_events(judgement: Judgement) -> pl.DataFrame:
     """Return the state after each request of the replay on the target, with the allocator's own calls between."""
+    import polars as pl
+
+    frame = _request_rows(judgement)
+    calls = _call_rows(judgement, frame)
+    rows = pl.concat([calls, frame.with_columns(pl.lit(1 << 40).alias("part"))], how="diagonal")
+    return rows.sort("index", "part").drop("index", "part")
+
+
+def _request_rows(judgement: Judgement) -> pl.DataFrame:
+    """Return the requests up to the one that ended the replay, with the levels after each."""
     import numpy as np
     import polars as pl
 
     result, encoded = judgement.on_device, judgement.encoded
-    assert result.levels is not None
-    count = len(result.levels)
-    failed = {failure.index for failure in result.failures}
-    shown = min(len(encoded), max(count, result.done + 1 if result.done in failed else count))
-    levels = (
-        np.vstack([result.levels, np.repeat(result.levels[-1:], shown - count, axis=0)]) if count else result.levels
-    )
-    if shown > count == 0:
-        levels = np.zeros((shown, 4), dtype=np.int64)
+    levels = _levels_to_the_end(judgement)
+    shown = len(levels)
     slots = encoded.slots[:shown]
-    placed = slots < encoded.slot_count
-    sizes = np.append(block_sizes(encoded, result.levels[:, 0]), 0)
-    addresses = np.array(result.addresses, dtype=np.uint64)
+    sizes = np.append(block_sizes(encoded, levels[:, 0]), 0)[slots]
     columns = judgement.table.slice(0, shown)
-    frame = pl.DataFrame(
+    placed = pl.Series(sizes > 0)
+    failed = pl.Series([failure.index for failure in result.failures], dtype=pl.Int64)
+    index = pl.Series(np.arange(shown, dtype=np.int64))
+    action = pl.Series(columns.column("action").to_pylist(), dtype=pl.String)
+    return pl.DataFrame(
         {
-            "index": np.arange(shown, dtype=np.int64),
+            "index": index,
             "seq": columns.column("seq").to_numpy(),
-            "action": pl.from_arrow(columns.column("action")),
+            "action": pl.select(
+                pl.when(index.is_in(failed.implode())).then(pl.lit("oom")).otherwise(action)
+            ).to_series(),
             "alloc_id": pl.from_arrow(columns.column("alloc_id")),
-            "address": addresses[slots],
+            "address": pl.select(pl.when(placed).then(np.array(result.addresses, dtype=np.uint64)[slots])).to_series(),
             "bytes": pl.from_arrow(columns.column("bytes")),
-            "block_bytes": sizes[slots],
+            "block_bytes": pl.select(pl.when(placed).then(sizes)).to_series(),
             "allocated_bytes": levels[:, 0],
             "active_bytes": levels[:, 1],
             "reserved_bytes": levels[:, 2],
-            "placed": placed & (sizes[slots] > 0),
         }
-    ).with_columns(
-        pl.when(pl.col("index").is_in(list(failed))).then(pl.lit("oom")).otherwise("action").alias("action"),
-        pl.when("placed").then("address").alias("address"),
-        pl.when("placed").then("block_bytes").alias("block_bytes"),
     )
-    calls = _call_rows(judgement, frame)
-    order = [pl.col("index"), pl.col("part")]
-    rows = pl.concat([calls, frame.drop("placed").with_columns(pl.lit(1 << 40).alias("part"))], how="diagonal")
-    return rows.sort(order).drop("index", "part")
+
+
+def _levels_to_the_end(judgement: Judgement) -> Integers:
+    """Return the logged levels and, where a request ended the replay, a row for that too."""
+    import numpy as np
+
+    result = judgement.on_device
+    assert result.levels is not None
+    if result.done == len(judgement.encoded):
+        return result.levels
+    last = result.failures[-1].stats
+    row = [last.allocated_bytes, last.active_bytes, last.reserved_bytes, last.requested_bytes]
+    return np.vstack([result.levels, np.array([row], dtype=np.int64)])
 
 
 def _call_rows(judgement: Judgement, frame: pl.DataFrame) -> pl.DataFrame:
