@@ -59,3 +59,4 @@ COMMENT ON COLUMN events.reserved_bytes IS 'Reserved level of the device after t
 COMMENT ON COLUMN events.device_free IS 'Bytes that the device still reported as free (oom rows of snapshots); null elsewhere.';
 COMMENT ON COLUMN events.user_metadata IS 'What the program attached to the entry (torch.cuda.memory._set_memory_metadata, annotate); a dict as JSON text; null where empty.';
 COMMENT ON COLUMN events.compile_context IS 'torch.compile''s frame that was being compiled or run, as torch names it; null where there is none.';
+COMMENT ON COLUMN events.end_seq IS 'On alloc rows: seq of the row that takes the allocation off allocated_bytes (free_requested, else free_completed); null where it was alive at the end, and on other rows.';
