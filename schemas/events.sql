@@ -28,7 +28,8 @@ CREATE TABLE events (
   reserved_bytes BIGINT,
   device_free BIGINT,
   user_metadata VARCHAR,
-  compile_context VARCHAR
+  compile_context VARCHAR,
+  end_seq BIGINT
 );
 COMMENT ON TABLE events IS 'Everything that happened to memory: allocations, frees, segments, out-of-memory errors, marks.';
 COMMENT ON COLUMN events.run_id IS 'Run, see runs.';
