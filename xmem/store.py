@@ -214,8 +214,12 @@ class RunWriter:
             self._open[key] = pq.ParquetWriter(folder / "part-00000.parquet", schema, compression="zstd")
         self._open[key].write_table(_conform(table, frame))
 
-    def commit(self) -> None:
-        """Make the run visible, replacing an older form of it; after a kill it is finished by the next opening."""
+    def commit(self, run_id: str | None = None) -> None:
+        """Make the run visible, replacing an older form of it; after a kill it is finished by the next opening.
+
+        `run_id` names it where that was not known when the writer was made.
+        """
+        self._run_id = run_id or self._run_id
         staged = sorted({table for table, _ in self._open})
         for writer in self._open.values():
             writer.close()

@@ -1,0 +1,139 @@
+"""Takes sources through reading, ordering, lifetimes and attribution into the store, one run at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from xmem.errors import UnreadableError
+from xmem.ingest.adapter import Adapter, Filters, Notes, find_adapter
+from xmem.ingest.ranks import STDIN, Group, check_distinct, rank_from_name
+from xmem.ingest.source import Source, describe, hash_file, open_source
+from xmem.ingest.spool import Spool
+from xmem.ingest.summary import describe_stored, fail_if_strict
+from xmem.ingest.tables import build_tables
+from xmem.store import RunWriter, Store
+
+if TYPE_CHECKING:
+    from xmem.ingest import Ingested, IngestOptions, Progress
+
+_ID_LETTERS = 12
+
+
+@dataclass
+class Reading:
+    """One source, read: its batches, its notes and what it was."""
+
+    file: str
+    adapter: str
+    notes: Notes
+    spool: Spool
+    sha256: str
+    disk_bytes: int
+    rank: int
+
+
+def ingest_group(group: Group, options: IngestOptions) -> Ingested:
+    """Read the files of one run and commit them together."""
+    store = Store(options.store)
+    if not options.force:
+        there = _find_same(store, group, options)
+        if there is not None:
+            return describe_stored(store, there, already_there=True)
+    with store.writer("pending") as writer:
+        readings = [_read(file, options, writer) for file in group.files]
+        check_distinct([(reading.rank, reading.file) for reading in readings])
+        for skipped in group.skipped:
+            readings[0].notes.add("unreadable_part", detail=f"{skipped} is no trace that can be read")
+        run_id = run_identity([reading.sha256 for reading in readings], options)
+        for reading in readings:
+            _write(reading, group.name, options, writer)
+        if options.strict:
+            fail_if_strict([(reading.file, reading.notes) for reading in readings])
+        writer.commit(run_id)
+    return describe_stored(store, run_id, already_there=False)
+
+
+def run_identity(hashes: list[str], options: IngestOptions) -> str:
+    """Return the id of a run: of its content, and of what was asked for where that is not the whole of it."""
+    asked: dict[str, Any] = {}
+    if options.filters != Filters():
+        asked["filters"] = asdict(options.filters)
+    if options.rank is not None:
+        asked["rank"] = options.rank
+    if len(hashes) == 1 and not asked:
+        return hashes[0][:_ID_LETTERS]
+    text = json.dumps([sorted(hashes), asked], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:_ID_LETTERS]
+
+
+def _find_same(store: Store, group: Group, options: IngestOptions) -> str | None:
+    """Return the id of a run made of the same content and filters, if the store has it."""
+    runs = store.runs()
+    if not runs or STDIN in group.files:
+        return None
+    run_id = run_identity([hash_file(file)[0] for file in group.files], options)
+    return run_id if any(run.run_id == run_id for run in runs) else None
+
+
+def _read(file: str, options: IngestOptions, writer: RunWriter) -> Reading:
+    with open_source(file) as source:
+        adapter = _adapter_of(source, file)
+        notes = Notes(filename=source.name, filters=options.filters)
+        spool = Spool(writer.folder)
+        for batch in adapter.read(source, notes):  # type: ignore[arg-type]
+            spool.take(batch.table, batch.columns)
+            _tell(options.progress, source)
+        source.finish()
+        if source.truncated and "truncated" not in notes.issues:
+            notes.add("truncated", detail=source.trouble)
+            notes.facts["truncated"] = True
+        rank = _rank_of(source.name, notes, options.rank)
+        return Reading(source.name, adapter.name, notes, spool, source.sha256, source.disk_bytes, rank)
+
+
+def _adapter_of(source: Source, file: str) -> Adapter:
+    adapter = find_adapter(source.head(), source.name)
+    if adapter is None:
+        raise UnreadableError(
+            f"{file!r} is {describe(source.head())}, not a trace or snapshot that xmem knows.",
+            "It reads torch.profiler traces, CUDA memory snapshots, memory timelines and xmem event logs.",
+        )
+    return adapter
+
+
+def _tell(progress: Progress | None, source: Source) -> None:
+    if progress is not None:
+        total = source.path.stat().st_size if source.path is not None else None
+        progress(source.name, source.disk_bytes, total)
+
+
+def _rank_of(name: str, notes: Notes, override: int | None) -> int:
+    if override is not None:
+        return override
+    if notes.rank is not None:
+        return notes.rank
+    named = rank_from_name(name)
+    if named is not None:
+        notes.add("rank_from_name", detail=f"rank {named} of {name}")
+        return named
+    notes.add("no_rank")
+    return 0
+
+
+def _write(reading: Reading, name: str, options: IngestOptions, writer: RunWriter) -> None:
+    facts = {
+        "name": name,
+        "source_file": reading.file,
+        "source_sha256": reading.sha256,
+        "source_bytes": reading.disk_bytes,
+        "adapter": reading.adapter,
+        "ingested_ns": time.time_ns(),
+    }
+    if options.filters != Filters():
+        facts["filters"] = json.dumps(asdict(options.filters))
+        reading.notes.add("filtered", detail=str(facts["filters"]))
+    build_tables(reading.spool, reading.notes, facts, lambda table, frame: writer.write(table, reading.rank, frame))

@@ -1,0 +1,237 @@
+"""Turns the batches of one source into the tables of the schema: orders, completes, attributes and hands them on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from xmem.ingest.attribute import Attribution, attribute_events, attribute_spans
+from xmem.ingest.lifetimes import DeviceHistory, DeviceSource, build_history
+from xmem.ingest.ordering import device_name, order_events, used_devices
+from xmem.ingest.spool import Spool, complete, in_types_of
+from xmem.ingest.window import cut_to_window
+from xmem.schema import SCHEMA_VERSION, issue_codes, tables
+from xmem.version import __version__
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from xmem.ingest.adapter import Notes
+
+#: Takes rows of a table on their way into the store.
+Write = Callable[[str, "pl.DataFrame"], None]
+
+#: Rows that are written at a time.
+_ROWS_AT_A_TIME = 1 << 18
+
+
+@dataclass(frozen=True)
+class FinalState:
+    """Segments and blocks of a snapshot; blocks carry the device, stream and pool of their segment."""
+
+    segments: pl.DataFrame
+    blocks: pl.DataFrame
+
+
+def build_tables(spool: Spool, notes: Notes, facts: dict[str, object], write: Write) -> None:
+    """Write every table of one source."""
+    offset_ns = int(str(notes.facts.pop("ts_offset_ns", 0)))
+    counts = {"span_count": spool.rows("spans"), "stack_count": spool.rows("stacks")}
+    state = _final_state(spool)
+    devices = complete("devices", spool.take_all("devices"))
+    events = order_events(complete("events", spool.take_all("events")), notes, offset_ns)
+    recorded = _recorded_facts(events, notes)
+    histories = _histories(events, state, devices, notes)
+    del events
+    attribution = attribute_spans(spool, notes, offset_ns)
+    events, alloc_of_block = _joined(histories, state, attribution, notes)
+    events, baseline = cut_to_window(events, histories, attribution, notes)
+    _write_in_parts("events", events, write)
+    attribution.write_spans(spool, offset_ns, write)
+    for frame in spool.frames("stacks"):
+        write("stacks", frame)
+    write("segments", complete("segments", state.segments))
+    write("blocks", state.blocks.select(_names("blocks", state.blocks)).with_columns(alloc_id=alloc_of_block))
+    write("devices", _device_rows(histories, devices, notes))
+    write("issues", issue_rows(notes))
+    facts = {**facts, **counts, **recorded, "event_count": events.height, "baseline_bytes": baseline}
+    write("runs", _run_row(facts, notes))
+
+
+def issue_rows(notes: Notes) -> pl.DataFrame:
+    """Return the issues of one source as rows."""
+    import polars as pl
+
+    codes = issue_codes()
+    rows = [
+        {
+            "code": code, "severity": codes[code].severity, "count": issue.count,
+            "first_at": issue.first_at, "first_unit": issue.first_unit, "detail": issue.detail or None,
+        }
+        for code, issue in notes.issues.items()
+    ]  # fmt: skip
+    words = {"code": pl.String, "severity": pl.String, "first_unit": pl.String, "detail": pl.String}
+    return pl.DataFrame(rows, schema={"count": pl.Int64, "first_at": pl.Int64, **words})
+
+
+def _names(table: str, frame: pl.DataFrame) -> list[str]:
+    wanted = set(tables()[table].column_names)
+    return [name for name in frame.columns if name in wanted]
+
+
+def _final_state(spool: Spool) -> FinalState:
+    segments = complete("segments", spool.take_all("segments"))
+    blocks = complete("blocks", spool.take_all("blocks")).with_row_index("block_row")
+    holder = segments.select("segment_id", "device_type", "device_index", "stream", "pool_id")
+    return FinalState(segments, blocks.join(holder, on="segment_id", how="left", maintain_order="left"))
+
+
+def _histories(
+    events: pl.DataFrame, state: FinalState, devices: pl.DataFrame, notes: Notes
+) -> list[tuple[str, int, DeviceHistory]]:
+    """Build the history of each device that has rows, in order of device."""
+    found = []
+    first_seq = 0
+    last_ns = int(events["ts_ns"].max() or 0) if events.height else 0  # type: ignore[arg-type]
+    used = used_devices(events, state.segments)
+    for device_type, device_index in used:
+        of_device = {"device_type": device_type, "device_index": device_index}
+        about = devices.filter(**of_device)
+        source = DeviceSource(
+            device=device_name(device_type, device_index),
+            events=events.filter(**of_device),
+            segments=state.segments.filter(**of_device),
+            blocks=state.blocks.filter(**of_device),
+            pairing="given" if notes.facts.get("paired") else str(notes.facts.get("pairing", "address")),
+            ordered=bool(notes.facts.get("ordered", False)),
+            total_bytes=about["total_bytes"][0] if about.height else None,
+            default_ts_ns=last_ns,
+            first_seq=first_seq,
+        )
+        history = build_history(source, notes)
+        first_seq += history.events.height
+        found.append((device_type, device_index, history))
+    if len(used) > 1:
+        names = ", ".join(device_name(*device) for device in used)
+        notes.add("several_devices", count=len(used), detail=names)
+    return found
+
+
+def _joined(
+    histories: list[tuple[str, int, DeviceHistory]], state: FinalState, attribution: Attribution, notes: Notes
+) -> tuple[pl.DataFrame, pl.Series]:
+    """Put the devices' events behind one another, number allocations through, and attribute them."""
+    import polars as pl
+
+    parts, first_group = [], 0
+    alloc_of_block = np.full(state.blocks.height, -1, dtype=np.int64)
+    block_rows = []
+    for device_type, device_index, history in histories:
+        group = pl.when(pl.col("group") >= 0).then(pl.col("group") + first_group).otherwise(-1)
+        parts.append(
+            history.events.with_columns(
+                device_type=pl.lit(device_type, dtype=pl.Categorical),
+                device_index=pl.lit(device_index, dtype=pl.Int32),
+                group=group,
+            )
+        )
+        rows = state.blocks.filter(device_type=device_type, device_index=device_index)["block_row"].to_numpy()
+        block_rows.append((rows, np.where(history.block_groups >= 0, history.block_groups + first_group, -1)))
+        first_group += history.groups
+    events = pl.concat(parts) if parts else complete("events", spool_empty())
+    ids = _alloc_ids(events, first_group)
+    for rows, groups in block_rows:
+        alloc_of_block[rows] = ids[groups]
+    alloc_id = pl.Series(ids[events["group"].to_numpy()])
+    events = events.with_columns(
+        seq=pl.int_range(pl.len(), dtype=pl.Int64), alloc_id=alloc_id.set(alloc_id < 0, None)
+    )
+    blocks = pl.Series(alloc_of_block)
+    return attribute_events(events, attribution, notes), blocks.set(blocks < 0, None)
+
+
+def spool_empty() -> pl.DataFrame:
+    """Return events without rows, with the columns that lifetimes add."""
+    import polars as pl
+
+    from xmem.ingest.spool import empty_frame
+
+    return empty_frame("events").with_columns(
+        group=pl.lit(None, dtype=pl.Int64), source_row=pl.lit(None, dtype=pl.Int64)
+    )
+
+
+def _alloc_ids(events: pl.DataFrame, groups: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Number allocations by their first row; numbers that the source gave stay, others come behind them."""
+    group = events["group"].to_numpy()
+    ids = np.full(groups + 1, -1, dtype=np.int64)
+    owned = np.flatnonzero(group >= 0)
+    distinct, first = np.unique(group[owned], return_index=True)
+    order = np.argsort(first, kind="stable")
+    given = events["alloc_id"].fill_null(-1).to_numpy()[owned[first]]
+    ids[distinct] = given
+    fresh = distinct[order][given[order] < 0]
+    ids[fresh] = np.arange(len(fresh)) + (int(given.max(initial=-1)) + 1)
+    return ids
+
+
+def _write_in_parts(table: str, frame: pl.DataFrame, write: Write) -> None:
+    chosen = frame.select(_names(table, frame))
+    for start in range(0, chosen.height, _ROWS_AT_A_TIME):
+        write(table, chosen.slice(start, _ROWS_AT_A_TIME))
+
+
+def _device_rows(
+    histories: list[tuple[str, int, DeviceHistory]], devices: pl.DataFrame, notes: Notes
+) -> pl.DataFrame:
+    import polars as pl
+
+    lossy = bool(notes.facts.get("ring_buffer")) or "bad_record" in notes.issues
+    rows = [
+        {
+            "device_type": device_type,
+            "device_index": device_index,
+            "baseline_bytes": history.baseline_bytes,
+            "baseline_reserved_bytes": history.baseline_reserved_bytes,
+            "complete_history": history.complete and not lossy,
+        }
+        for device_type, device_index, history in histories
+    ]
+    schema = {"device_type": pl.Categorical, "device_index": pl.Int32, "baseline_bytes": pl.Int64,
+              "baseline_reserved_bytes": pl.Int64, "complete_history": pl.Boolean}  # fmt: skip
+    known = devices.drop("baseline_bytes", "baseline_reserved_bytes", "complete_history")
+    keys = ["device_type", "device_index"]
+    return pl.DataFrame(rows, schema=schema).join(known.unique(keys, keep="first"), on=keys, how="left")
+
+
+def _recorded_facts(events: pl.DataFrame, notes: Notes) -> dict[str, object]:
+    """Count what the source held, where the adapter did not."""
+    import polars as pl
+
+    action = events["action"].cast(pl.String)
+    memory = int(action.is_in(["alloc", "free_requested", "free_completed"]).sum())
+    return {
+        "first_ts_ns": events["ts_ns"].min(),
+        "last_ts_ns": events["ts_ns"].max(),
+        "source_entries": notes.facts.get("source_entries", events.height),
+        "memory_event_count": notes.facts.get("memory_event_count", memory),
+    }
+
+
+def _run_row(facts: dict[str, object], notes: Notes) -> pl.DataFrame:
+    import polars as pl
+
+    row: dict[str, object] = {
+        "schema_version": SCHEMA_VERSION, "xmem_version": __version__, "time_base": "relative",
+        "ring_buffer": False, "truncated": False,
+    }  # fmt: skip
+    known = set(tables()["runs"].column_names)
+    row.update({name: value for name, value in notes.facts.items() if name in known and value is not None})
+    row.update(facts)
+    if not isinstance(row.get("metadata"), str | None):
+        row["metadata"] = json.dumps(row["metadata"], default=str)
+    return in_types_of("runs", pl.DataFrame([row], infer_schema_length=None))
