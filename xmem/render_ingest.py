@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from xmem.render import fact_lines, make_inert
+from xmem.render import bytes_text, fact_lines, make_inert
 from xmem.units import format_bytes
 
 if TYPE_CHECKING:
     from xmem.ingest import DeviceFacts, Ingested, IssueFacts
+    from xmem.ingest.inspect import Inspection
 
 
 def ingested_text(ingested: Sequence[Ingested], *, verbose: bool = False) -> str:
@@ -79,3 +81,27 @@ def _issue_facts(one: Ingested, verbose: bool) -> list[tuple[str, str]]:
 
 def _place(issue: IssueFacts) -> str:
     return f", first at {issue.first_unit} {issue.first_at:,}" if issue.first_at is not None else ""
+
+
+def inspection_text(inspection: Inspection) -> str:
+    """Say what a file is: one fact a line, then what could be recorded better."""
+    facts = {field.name: getattr(inspection, field.name) for field in dataclasses.fields(inspection)}
+    advice = facts.pop("advice", ())
+    shown = [
+        (name.replace("_", " "), _fact_text(name, value))
+        for name, value in facts.items()
+        if value not in (None, (), {})
+    ]
+    return "\n".join([*fact_lines(shown), *(f"advice: {make_inert(text)}" for text in advice)])
+
+
+def _fact_text(name: str, value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{make_inert(str(key))} {_fact_text('', item)}" for key, item in value.items())
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return bytes_text(value) if name.endswith("bytes") else f"{value:,}"
+    if isinstance(value, list | tuple):
+        return ", ".join(_fact_text("", item) for item in value)
+    return make_inert(str(value))

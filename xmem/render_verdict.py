@@ -30,11 +30,12 @@ def headline(verdict: Verdict) -> str:
     gpu = _gpu(verdict)
     if verdict.fits:
         spare = verdict.usable_bytes - verdict.peak_reserved_bytes
-        share = f" ({spare / verdict.usable_bytes:.0%} of usable memory)" if verdict.usable_bytes else ""
+        share = f" ({spare / verdict.usable_bytes:.1%} of usable memory)" if verdict.usable_bytes else ""
         return f"FITS on {gpu}, with {format_bytes(spare)} to spare{share}."
     oom = verdict.oom
     failed = f": {_request(oom)} fails" if oom else ""
-    return f"DOES NOT FIT on {gpu}{failed}."
+    needs = f" The smallest GPU on which it runs has {format_bytes(verdict.smallest_device_bytes)}."
+    return f"DOES NOT FIT on {gpu}{failed}.{needs if verdict.smallest_device_bytes is not None else ''}"
 
 
 def _gpu(verdict: Verdict) -> str:
@@ -73,7 +74,7 @@ def _facts(verdict: Verdict) -> list[tuple[str, str]]:
         ("allocator", _allocator_fact(verdict)),
     ]
     if verdict.num_alloc_retries:
-        facts.append(("retries", f"{verdict.num_alloc_retries:,} allocations first emptied the cache"))
+        facts.append(("retries", f"{verdict.num_alloc_retries:,}  allocations that first emptied the cache"))
     return facts
 
 
@@ -112,11 +113,11 @@ def _failure_text(oom: Oom, *, width: int | None, explain: bool) -> str:
     if oom.saved_by is not None:
         facts.append(("would fit with", "; ".join(map(make_inert, oom.saved_by)) or "no setting that was tried"))
     recorded = " (it failed in the recording too)" if oom.recorded else ""
-    blocks = [f"what failed, at event {oom.seq:,}{recorded}", *fact_lines(facts)]
-    blocks += ["", _holders_text("memory when it failed", oom.held_by, width=width)]
+    blocks = ["\n".join([f"what failed, at event {oom.seq:,}{recorded}", *fact_lines(facts)])]
+    blocks.append(_holders_text("memory when it failed", oom.held_by, width=width))
     if explain:
-        blocks += ["", _segments_text(oom, width), "", _pins_text(oom, width)]
-    return "\n".join(blocks).rstrip()
+        blocks += [_segments_text(oom, width), _pins_text(oom, width)]
+    return "\n\n".join(block for block in blocks if block)
 
 
 def _elsewhere(oom: Oom) -> list[tuple[str, int]]:
@@ -156,6 +157,8 @@ def _segments_text(oom: Oom, width: int | None) -> str:
          format_bytes(use.largest_free_bytes), use.live_blocks, use.stream, use.pool_id)
         for use in oom.segments
     ]  # fmt: skip
+    if not rows:
+        return ""
     columns = ("segment", "size", "type", "free", "largest piece", "live blocks", "stream", "pool")
     return "segments with most free memory\n" + _indent(table_text(columns, rows, width=width and width - 2))
 

@@ -13,9 +13,10 @@ from xmem.units import format_bytes
 @click.argument("text", required=False)
 @json_option
 def command(text: str | None, as_json: bool) -> None:
-    """List the GPUs that --gpu knows by name, with the bytes that torch reports for them.
+    """List the GPUs that --gpu knows by name.
 
-    TEXT keeps those whose name holds it. One GPU has several figures (driver, ECC, Windows); --gpu takes the least.
+    TEXT keeps those whose name holds it. Bytes are what torch reports as total memory; one name can have several
+    figures (driver, ECC, Windows), and --gpu takes the least.
     """
     from xmem.simulate import gpus
 

@@ -14,8 +14,9 @@ from xmem.schema import Table, enums, tables
 @click.argument("name", required=False)
 @json_option
 def command(name: str | None, as_json: bool) -> None:
-    """Describe the tables and views that `xmem query` knows; with NAME, the columns of one.
+    """Describe tables and views, or the columns of one.
 
+    NAME is a table, a view, or a type such as category, whose words are then listed.
     `xmem schema issue_codes` explains what reading a file can report.
     """
     from xmem.query import view_tables
