@@ -84,7 +84,7 @@ def build_history(source: DeviceSource, notes: Notes) -> DeviceHistory:
     baseline, shift = baseline_of_totals(source.events, source.device, notes)
     pending = _add_remainder(baseline - additions.bytes_at_start(), final.pending, additions)
     events = _with_groups(source, pairing, final.group)
-    rows = _copy_sizes(_insert(events, additions.sorted(), source.default_ts_ns), len(pending))
+    rows = _complete_rows(_insert(events, additions.sorted(), source.default_ts_ns), len(pending))
     levels = fill_levels(rows, pending)
     if guessed and source.device != "cpu":
         levels = _use_totals(levels, shift)
@@ -173,7 +173,8 @@ def _add_remainder(missing: int, pending: Bools, additions: Additions) -> Bools:
 
     if missing <= 0:
         return pending
-    additions.add("alloc", AT_START, len(pending), pl.DataFrame({"block_bytes": [missing]}))
+    schema = {"address": pl.UInt64, "block_bytes": pl.Int64}
+    additions.add("alloc", AT_START, len(pending), pl.DataFrame({"address": [None], "block_bytes": [missing]}, schema=schema))
     return np.append(pending, False)
 
 
@@ -215,17 +216,28 @@ def _insert(events: pl.DataFrame, added: pl.DataFrame | None, default_ts_ns: int
     return together[order]
 
 
-def _copy_sizes(rows: pl.DataFrame, groups: int) -> pl.DataFrame:
-    """Give frees the sizes of their alloc row, so that what an alloc adds is what its free takes off."""
+def _complete_rows(rows: pl.DataFrame, groups: int) -> pl.DataFrame:
+    """Give frees the sizes of their alloc row (what an alloc adds is what its free takes off), and alloc rows
+    `end_row`: the row that takes them off the allocated level, -1 where none does.
+    """
     import polars as pl
 
     code, group = action_codes(rows), rows["group"].to_numpy()
-    is_alloc = (code == ALLOC) & (group >= 0)
+    place = np.arange(rows.height)
+    rows_of = []
+    for word in (ALLOC, FREE_REQUESTED, FREE_COMPLETED):
+        row_of = np.full(groups + 1, -1, dtype=np.int64)
+        here = (code == word) & (group >= 0)
+        row_of[group[here]] = place[here]
+        rows_of.append(row_of)
+    alloc_row, requested_row, completed_row = rows_of
     is_free = ((code == FREE_REQUESTED) | (code == FREE_COMPLETED)) & (group >= 0)
-    alloc_row = np.full(groups + 1, -1, dtype=np.int64)
-    alloc_row[group[is_alloc]] = np.flatnonzero(is_alloc)
-    row = pl.Series(np.where(is_free, alloc_row[group], np.arange(rows.height)))
-    return rows.with_columns(rows[name].gather(row).alias(name) for name in ("requested_bytes", "block_bytes"))
+    source = pl.Series(np.where(is_free, alloc_row[group], place))
+    end = np.where(requested_row >= 0, requested_row, completed_row)[group]
+    return rows.with_columns(
+        *(rows[name].gather(source).alias(name) for name in ("requested_bytes", "block_bytes")),
+        end_row=pl.Series(np.where((code == ALLOC) & (group >= 0), end, -1)),
+    )
 
 
 def _use_totals(levels: Levels, shift: int) -> Levels:

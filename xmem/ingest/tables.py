@@ -41,6 +41,7 @@ def build_tables(spool: Spool, notes: Notes, facts: dict[str, object], write: Wr
     """Write every table of one source."""
     offset_ns = int(str(notes.facts.pop("ts_offset_ns", 0)))
     counts = {"span_count": spool.rows("spans"), "stack_count": spool.rows("stacks")}
+    notes.issues.pop("no_addresses", None)  # counted again where frees are paired
     state = _final_state(spool)
     devices = complete("devices", spool.take_all("devices"))
     events = order_events(complete("events", spool.take_all("events")), notes, offset_ns)
@@ -127,7 +128,7 @@ def _joined(
     """Put the devices' events behind one another, number allocations through, and attribute them."""
     import polars as pl
 
-    parts, first_group = [], 0
+    parts, first_group, first_seq = [], 0, 0
     alloc_of_block = np.full(state.blocks.height, -1, dtype=np.int64)
     block_rows = []
     for device_type, device_index, history in histories:
@@ -137,8 +138,10 @@ def _joined(
                 device_type=pl.lit(device_type, dtype=pl.Categorical),
                 device_index=pl.lit(device_index, dtype=pl.Int32),
                 group=group,
+                end_seq=pl.when(pl.col("end_row") >= 0).then(pl.col("end_row") + first_seq),
             )
         )
+        first_seq += history.events.height
         rows = state.blocks.filter(device_type=device_type, device_index=device_index)["block_row"].to_numpy()
         block_rows.append((rows, np.where(history.block_groups >= 0, history.block_groups + first_group, -1)))
         first_group += history.groups
@@ -161,7 +164,7 @@ def spool_empty() -> pl.DataFrame:
     from xmem.ingest.spool import empty_frame
 
     return empty_frame("events").with_columns(
-        group=pl.lit(None, dtype=pl.Int64), source_row=pl.lit(None, dtype=pl.Int64)
+        group=pl.lit(None, dtype=pl.Int64), source_row=pl.lit(None, dtype=pl.Int64), end_row=pl.lit(None, dtype=pl.Int64)
     )
 
 
