@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from xmem.cli.options import json_option, print_text, store_option, terminal_width
 from xmem.errors import EXIT_DOES_NOT_FIT, EXIT_OK
-from xmem.render import json_text
+from xmem.render import json_text, make_inert
 from xmem.render_verdict import recommendation_text, sweep_text, verdict_text
 
 if TYPE_CHECKING:
-    from xmem.simulate import SimulateOptions
+    from xmem.simulate import SimulateOptions, Verdict
 
 
 @click.command()
@@ -45,13 +46,14 @@ if TYPE_CHECKING:
 @click.option(
     "--requests", "requests_sql", metavar="SQL", help="Replay what this SELECT over `requests` gives: a what-if."
 )
-@click.option("--ops", "ops_file", metavar="FILE", help="Replay a file of operations instead of a run.")
+@click.option("--ops", metavar="FILE", help="Replay a file of operations instead of a run.")
 @click.option("--sweep", is_flag=True, help="Try many allocator settings and list them, best first.")
 @click.option("--recommend", is_flag=True, help="Name the allocator setting to use and what it saves.")
+@click.option("--compare", is_flag=True, help="Check the replay against the segments that the run recorded.")
 @click.option("--explain", is_flag=True, help="Where it fails, show segments and what keeps them.")
 @store_option
 @json_option
-def command(run: str | None, as_json: bool, sweep: bool, recommend: bool, **options: Any) -> int:
+def command(run: str | None, as_json: bool, **options: Any) -> int:
     """Replay a run's allocations on a GPU: does it fit, and why not?
 
     RUN is an id, the start of one, or a name; the newest run where it is left out. Ends with 0 where the run fits
@@ -61,17 +63,13 @@ def command(run: str | None, as_json: bool, sweep: bool, recommend: bool, **opti
     xmem simulate --gpu rtx4090
     xmem simulate --gpu 16 --alloc-conf expandable_segments:True
     """
-    if sweep and recommend:
-        raise click.UsageError("--sweep and --recommend exclude each other.")
-    if options["ops_file"] is not None and (run is not None or sweep or recommend):
-        raise click.UsageError("--ops stands alone: no RUN, no --sweep, no --recommend.")
-    if sweep:
-        fits = _print_sweep(run, as_json, options)
-    elif recommend:
-        fits = _print_recommendation(run, as_json, options)
-    else:
-        fits = _print_verdict(run, as_json, options)
-    return EXIT_OK if fits else EXIT_DOES_NOT_FIT
+    chosen = [f"--{name}" for name in _MODES if options[name]]
+    if len(chosen) > 1:
+        raise click.UsageError(f"{' and '.join(chosen)} exclude each other.")
+    if options["ops"] is not None and run is not None:
+        raise click.UsageError("--ops replays a file instead of a run; leave RUN out.")
+    show = _MODES[chosen[0].removeprefix("--")] if chosen else _print_verdict
+    return EXIT_OK if show(run, as_json, options) else EXIT_DOES_NOT_FIT
 
 
 def _simulate_options(options: dict[str, Any]) -> SimulateOptions:
@@ -82,16 +80,31 @@ def _simulate_options(options: dict[str, Any]) -> SimulateOptions:
 
 
 def _print_verdict(run: str | None, as_json: bool, options: dict[str, Any]) -> bool:
-    from xmem.simulate import simulate, simulate_ops
+    from xmem.simulate import simulate
 
     chosen = _simulate_options(options)
-    if options["ops_file"] is not None:
-        verdict = simulate_ops(options["ops_file"], gpu=options["gpu"], options=chosen)
-    else:
-        verdict = simulate(run, gpu=options["gpu"], store=options["store"], options=chosen)
+    return _print_one(simulate(run, gpu=options["gpu"], store=options["store"], options=chosen), as_json, options)
+
+
+def _print_ops(run: str | None, as_json: bool, options: dict[str, Any]) -> bool:
+    from xmem.simulate import simulate_ops
+
+    verdict: Verdict = simulate_ops(options["ops"], gpu=options["gpu"], options=_simulate_options(options))
+    return _print_one(verdict, as_json, options)
+
+
+def _print_one(verdict: Verdict, as_json: bool, options: dict[str, Any]) -> bool:
     text = verdict_text(verdict, width=terminal_width(), explain=options["explain"])
     print_text(json_text(verdict.to_dict()) if as_json else text)
     return verdict.fits
+
+
+def _print_comparison(run: str | None, as_json: bool, options: dict[str, Any]) -> bool:
+    from xmem.simulate import compare_recorded
+
+    comparison = compare_recorded(run, store=options["store"], options=_simulate_options(options))
+    print_text(json_text(comparison) if as_json else make_inert(comparison.sentence))
+    return bool(comparison.equal)
 
 
 def _print_sweep(run: str | None, as_json: bool, options: dict[str, Any]) -> bool:
@@ -108,3 +121,12 @@ def _print_recommendation(run: str | None, as_json: bool, options: dict[str, Any
     advice = recommend(run, gpu=options["gpu"], store=options["store"], options=_simulate_options(options))
     print_text(json_text(advice) if as_json else recommendation_text(advice, width=terminal_width()))
     return bool(advice.best.fits)
+
+
+#: What --sweep, --recommend, --compare and --ops do instead of a plain verdict; each says whether it went well.
+_MODES: dict[str, Callable[[str | None, bool, dict[str, Any]], bool]] = {
+    "ops": _print_ops,
+    "sweep": _print_sweep,
+    "recommend": _print_recommendation,
+    "compare": _print_comparison,
+}
