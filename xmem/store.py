@@ -102,6 +102,7 @@ class Store:
         import duckdb
 
         connection = duckdb.connect()
+        connection.execute("SET enable_progress_bar = false")  # it would print into results
         connection.execute(ddl())
         committed = {folder.name for folder in self._run_folders("runs")}
         for table in _PARTITIONED:
