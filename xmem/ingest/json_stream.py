@@ -17,7 +17,7 @@ from xmem.ingest.json_repair import REPAIR_LIMIT, find_end, repair_json
 T = TypeVar("T")
 
 #: Bytes that are decoded at once.
-CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = 1 << 20
 #: A record (or header, or tail) longer than this is left out.
 RECORD_LIMIT = 16 << 20
 _GROUP = 64
@@ -261,12 +261,11 @@ class RecordStream(Generic[T]):
         while not self._ended and len(self._buffer) < RECORD_LIMIT:
             self._fill(len(self._buffer) + CHUNK_BYTES)
         tail, at = self._buffer.strip(_BLANK), self._offset
-        foreign = b""
+        text, foreign = b"{" + tail.lstrip(b", \t\r\n\0"), b""
         if not self._ended:
-            tail, foreign = tail + b"}", b"more than fits"
+            text, foreign = text + b"}", b"more than fits"
         elif self.bare:
-            tail, foreign = b"{}", tail
-        text = b"{" + tail.lstrip(b", \t\r\n\0")
+            text, foreign = b"{}", tail
         end = find_end(text, 0)
         if end is None:
             self._cut_off(len(self._buffer), "behind its list of records")

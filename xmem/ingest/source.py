@@ -242,7 +242,7 @@ def describe(head: bytes) -> str:
     if text[:1] in (b"{", b"["):
         return "JSON"
     if text[:9].lower().startswith((b"<!doctype", b"<html")):
-        return "a web page"
+        return "a web page (the HTML form of a memory timeline holds a picture only)"
     if head[:1] == b"\x80" and head[1:2] in b"\2\3\4\5":
         return "a Python pickle"
     if not text:

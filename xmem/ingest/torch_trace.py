@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from xmem.errors import UnreadableError, UsageError
 from xmem.ingest.adapter import Batch, Notes
 from xmem.ingest.json_stream import RecordStream
-from xmem.ingest.trace_records import MEMORY, OUT_OF_MEMORY, Event, decode_exact, decode_fast, rescue_event
+from xmem.ingest.trace_records import MEMORY, OUT_OF_MEMORY, Record, decode_exact, decode_fast, rescue_event
 
 if TYPE_CHECKING:
     from xmem.ingest.trace_columns import TraceColumns
@@ -23,7 +23,6 @@ KNOWN_FIELDS = (
 )  # fmt: skip
 SWITCHES = ("profile_memory", "record_shapes", "with_stack", "with_modules", "with_flops")
 HOW_TO_RECORD = "Record with torch.profiler.profile(profile_memory=True, record_shapes=True, with_stack=True)."
-_RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,9})", re.IGNORECASE)
 _METADATA_LIMIT = 1 << 16
 
 
@@ -36,7 +35,7 @@ def read(source: BinaryIO, notes: Notes) -> Iterator[Batch]:
     """Yield events and spans in file order, devices last; facts and rank are complete at the end."""
     from xmem.ingest.trace_columns import TraceColumns
 
-    stream: RecordStream[Event] = RecordStream(
+    stream: RecordStream[Record] = RecordStream(
         source, notes, decode_fast, decode_exact, lambda value, at: rescue_event(value, at, notes), known=KNOWN_FIELDS
     )
     if not stream.start():
@@ -60,20 +59,13 @@ def base_time(fields: dict[str, object]) -> int | None:
     return base if isinstance(base, int) and 0 < base < 1 << 63 else None
 
 
-def find_rank(fields: dict[str, object], filename: str, notes: Notes) -> int:
-    """Return the rank from distributedInfo, else from the file's name, else 0; notes say which."""
+def stated_rank(fields: dict[str, object]) -> int | None:
+    """Return the rank that distributedInfo states."""
     distributed = fields.get("distributedInfo")
     rank = distributed.get("rank") if isinstance(distributed, dict) else None
-    if isinstance(rank, str) and rank.isdecimal():
+    if isinstance(rank, str) and rank.isdecimal() and len(rank) < 10:
         rank = int(rank)
-    if isinstance(rank, int) and 0 <= rank < 1 << 31:
-        return rank
-    named = _RANK_IN_NAME.search(filename)
-    if named:
-        notes.add("rank_from_name", detail=f"rank {int(named[1])} from {filename}")
-        return int(named[1])
-    notes.add("no_rank")
-    return 0
+    return rank if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < 1 << 31 else None
 
 
 def device_batches(fields: dict[str, object], seen: list[tuple[str, int]]) -> Iterator[Batch]:
@@ -113,7 +105,7 @@ def _state_facts(fields: dict[str, object], columns: TraceColumns, notes: Notes)
     if version:
         notes.facts["torch_version"] = version
     notes.facts["metadata"] = metadata_text(fields)
-    notes.rank = find_rank(fields, notes.filename, notes)
+    notes.rank = stated_rank(fields)
 
 
 def find_torch_version(fields: dict[str, object]) -> str | None:
@@ -148,7 +140,7 @@ def switches(fields: dict[str, object]) -> dict[str, bool]:
     return {switch: stated.get(switch) in (1, True, "1", "true", "True") for switch in SWITCHES}
 
 
-def _not_a_trace(stream: RecordStream[Event]) -> UnreadableError:
+def _not_a_trace(stream: RecordStream[Record]) -> UnreadableError:
     keys = ", ".join(repr(key) for key in list(stream.fields)[:6])
     if not stream.fields:
         what = "It is JSON" if not stream.notes.issues else "It looks like JSON but cannot be read as such"
@@ -161,7 +153,7 @@ def _not_a_trace(stream: RecordStream[Event]) -> UnreadableError:
     )
 
 
-def _no_memory(stream: RecordStream[Event], columns: TraceColumns) -> UnreadableError | UsageError:
+def _no_memory(stream: RecordStream[Record], columns: TraceColumns) -> UnreadableError | UsageError:
     shown = stream.notes.filename or "The source"
     if columns.other_devices:
         return UsageError(

@@ -11,7 +11,17 @@ import numpy as np
 import polars as pl
 
 from xmem.ingest.adapter import Batch, Notes
-from xmem.ingest.trace_records import MEMORY, NO_ARGS, NO_RAW, OUT_OF_MEMORY, Event, decode_exact
+from xmem.ingest.trace_records import (
+    MEMORY,
+    NO_ARGS,
+    NO_RAW,
+    OUT_OF_MEMORY,
+    ExactEvent,
+    Instant,
+    Record,
+    Span,
+    decode_exact,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -66,19 +76,19 @@ class TraceColumns:
         """Devices of the memory events, in order of appearance."""
         return list(self._devices)
 
-    def add(self, records: list[Event], text: bytes | None) -> None:
+    def add(self, records: list[Record], text: bytes | None) -> None:
         """Take decoded records; `text` is what they were decoded from, if that can be done again."""
-        self.records += len(records)
-        spans = [record for record in records if record.ph == "X" and record.ts is not None]
-        others = [record for record in records if record.ph != "X"]
+        spans: list[Any] = [record for record in records if record.ph == "X"]
+        others: list[Any] = [record for record in records if record.ph != "X"]
         memory = [record for record in others if record.name == MEMORY or record.name == OUT_OF_MEMORY]
         try:
             span_frame = self._span_frame(spans)
             event_frame = self._event_frame(memory)
         except InexactTimesError:
-            assert text is not None  # exact records have Decimal times
-            self.records -= len(records)
+            if text is None:  # pragma: no cover - exact records have Decimal times
+                raise
             return self.add(decode_exact(b"[" + text + b"]"), None)
+        self.records += len(records)
         if span_frame is not None:
             self._spans.append(span_frame)
         if event_frame is not None:
@@ -87,9 +97,12 @@ class TraceColumns:
 
     def take(self, *, everything: bool = False) -> Iterator[Batch]:
         """Hand out batches that are large enough."""
-        for table, frames in (("events", self._events), ("spans", self._spans)):
+        for table, frames, finish in (
+            ("events", self._events, self._events_of),
+            ("spans", self._spans, self._spans_of),
+        ):
             if frames and (everything or sum(frame.height for frame in frames) >= BATCH_ROWS):
-                yield Batch(table, pl.concat(frames))
+                yield Batch(table, finish(pl.concat(frames)))
                 frames.clear()
 
     def _times(self, micros: list[Any]) -> NDArray[np.int64]:
@@ -100,8 +113,14 @@ class TraceColumns:
 
     # ------------------------------------------------------------------ spans
 
-    def _span_frame(self, spans: list[Event]) -> pl.DataFrame | None:
-        if not spans or not (self.notes.filters.spans or self.notes.filters.steps):
+    def _span_frame(self, spans: list[Span | ExactEvent]) -> pl.DataFrame | None:
+        if not self.notes.filters.spans and not self.notes.filters.steps:
+            return None
+        timed = [span for span in spans if span.ts is not None]
+        if len(timed) < len(spans):
+            self.notes.add("missing_field", count=len(spans) - len(timed), detail="a span without ts")
+            spans = timed
+        if not spans:
             return None
         args = [span.args or NO_ARGS for span in spans]
         frame = pl.DataFrame(
@@ -126,11 +145,12 @@ class TraceColumns:
                 pl.coalesce("external_id", _integers([arg.external_id_2021 for arg in args])).alias("external_id"),
                 pl.coalesce("input_shapes", _texts([arg.input_dims_2021 for arg in args])).alias("input_shapes"),
             )
-        return self._wanted(_name_kinds(frame))
+        return frame
 
-    def _wanted(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Drop what the filters surely exclude."""
+    def _spans_of(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Name kinds, and drop what the filters surely exclude."""
         filters = self.notes.filters
+        frame = _name_kinds(frame)
         if not filters.spans:
             return frame.filter(pl.col("kind") == "step")
         if not filters.stacks:
@@ -149,7 +169,7 @@ class TraceColumns:
 
     # ------------------------------------------------------------------ memory
 
-    def _event_frame(self, records: list[Event]) -> pl.DataFrame | None:
+    def _event_frame(self, records: list[Instant | ExactEvent]) -> pl.DataFrame | None:
         whole = [
             record
             for record in records
@@ -176,16 +196,15 @@ class TraceColumns:
                 "total_reserved": _integers([arg.total_reserved for arg in args]),
             }
         )
-        return self._count(_name_events(self._complete(frame))) if whole else None
+        return frame if whole else None
+
+    def _events_of(self, frame: pl.DataFrame) -> pl.DataFrame:
+        return self._count(_name_events(self._complete(frame)))
 
     def _complete(self, frame: pl.DataFrame) -> pl.DataFrame:
         """Note what is missing or unknown, and name the devices."""
-        memory = frame.filter(~pl.col("oom"))
         known = pl.col("device").is_between(0, len(DEVICE_TYPES) - 1)
-        no_address = memory["address"].is_null()
         counts = {
-            "no_addresses": int(no_address.sum()),
-            "no_totals": int((memory["total_allocated"].is_null() & ~no_address).sum()),
             "unknown_device_type": frame.select((~known).fill_null(False).sum()).item(),
             "missing_field": frame.select(pl.any_horizontal(pl.col("device", "device_index").is_null()).sum()).item(),
         }
@@ -202,7 +221,7 @@ class TraceColumns:
 
     def _count(self, frame: pl.DataFrame) -> pl.DataFrame:
         wanted = self.notes.filters.device
-        if wanted:
+        if wanted is not None:
             keep = (pl.col("device_type") == wanted) | (device_label() == wanted)
             self.other_devices.update(frame.filter(~keep).select(device_label().unique()).to_series())
             frame = frame.filter(keep)

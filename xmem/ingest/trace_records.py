@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, ClassVar, Union
 
 import msgspec
 
@@ -15,16 +15,9 @@ _UINT64 = (1 << 64) - 1
 NO_RAW = msgspec.Raw()
 
 
-class Args(msgspec.Struct, gc=False):
-    """What is needed of a record's args."""
+class SpanArgs(msgspec.Struct, gc=False):
+    """What is needed of the args of a span."""
 
-    ev_idx: int | None = msgspec.field(name="Ev Idx", default=None)
-    size: int | None = msgspec.field(name="Bytes", default=None)
-    address: int | None = msgspec.field(name="Addr", default=None)
-    device_type: int | None = msgspec.field(name="Device Type", default=None)
-    device_id: int | None = msgspec.field(name="Device Id", default=None)
-    total_allocated: int | None = msgspec.field(name="Total Allocated", default=None)
-    total_reserved: int | None = msgspec.field(name="Total Reserved", default=None)
     external_id: int | None = msgspec.field(name="External id", default=None)
     external_id_2021: int | None = msgspec.field(name="external id", default=None)
     sequence_number: int | None = msgspec.field(name="Sequence number", default=None)
@@ -36,47 +29,102 @@ class Args(msgspec.Struct, gc=False):
     input_dims_2021: msgspec.Raw = msgspec.field(name="Input dims", default=NO_RAW)
 
 
-class Event(msgspec.Struct, gc=False):
-    """One record; times in microseconds."""
+class MemoryArgs(msgspec.Struct, gc=False):
+    """What is needed of the args of a memory event."""
 
-    ph: str | None = None
+    ev_idx: int | None = msgspec.field(name="Ev Idx", default=None)
+    size: int | None = msgspec.field(name="Bytes", default=None)
+    address: int | None = msgspec.field(name="Addr", default=None)
+    device_type: int | None = msgspec.field(name="Device Type", default=None)
+    device_id: int | None = msgspec.field(name="Device Id", default=None)
+    total_allocated: int | None = msgspec.field(name="Total Allocated", default=None)
+    total_reserved: int | None = msgspec.field(name="Total Reserved", default=None)
+
+
+class Args(SpanArgs, gc=False):
+    """The args of any record."""
+
+    ev_idx: int | None = msgspec.field(name="Ev Idx", default=None)
+    size: int | None = msgspec.field(name="Bytes", default=None)
+    address: int | None = msgspec.field(name="Addr", default=None)
+    device_type: int | None = msgspec.field(name="Device Type", default=None)
+    device_id: int | None = msgspec.field(name="Device Id", default=None)
+    total_allocated: int | None = msgspec.field(name="Total Allocated", default=None)
+    total_reserved: int | None = msgspec.field(name="Total Reserved", default=None)
+
+
+class Span(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
+    """A complete event, times in microseconds."""
+
+    ph: ClassVar[str] = "X"
     cat: str | None = None
     name: str | None = None
     pid: int | str | None = None
     tid: int | str | None = None
     ts: int | float | None = None
     dur: int | float | None = None
+    args: SpanArgs | None = None
+
+
+class Instant(msgspec.Struct, gc=False, tag_field="ph", tag="i"):
+    """An event without a duration: memory events are such."""
+
+    ph: ClassVar[str] = "i"
+    name: str | None = None
+    pid: int | str | None = None
+    tid: int | str | None = None
+    ts: int | float | None = None
+    args: MemoryArgs | None = None
+
+
+class Arrow(msgspec.Struct, gc=False, tag_field="ph", tag="s"):
+    """A record of which nothing is needed: flow arrows, names of processes and threads."""
+
+    ph: ClassVar[str] = "s"
+    name: ClassVar[str] = ""
+
+
+class ExactEvent(msgspec.Struct, gc=False):
+    """Any record, with every digit of its times."""
+
+    ph: str | None = None
+    cat: str | None = None
+    name: str | None = None
+    pid: int | str | None = None
+    tid: int | str | None = None
+    ts: Decimal | None = None
+    dur: Decimal | None = None
     args: Args | None = None
 
 
-class ExactEvent(Event, gc=False):
-    """One record whose times keep every digit."""
-
-    ts: Decimal | None = None  # type: ignore[assignment]
-    dur: Decimal | None = None  # type: ignore[assignment]
-
-
+Record = Span | Instant | Arrow | ExactEvent
 NO_ARGS = Args()
-_FAST = msgspec.json.Decoder(list[Event])
+
+
+def _fast_decoder() -> msgspec.json.Decoder[Any]:
+    """A decoder that tells records by `ph`; a `ph` that it does not know makes it fail."""
+    kinds: list[type] = [Span, Instant, Arrow]
+    kinds += [msgspec.defstruct(f"Instant_{tag}", [], bases=(Instant,), tag=tag, gc=False) for tag in ("I", "C", "n")]
+    kinds += [msgspec.defstruct(f"Arrow_{tag}", [], bases=(Arrow,), tag=tag, gc=False) for tag in "tfMBEbeNODPvRc"]
+    return msgspec.json.Decoder(list[Union[tuple(kinds)]])  # type: ignore[misc]  # noqa: UP007
+
+
+_FAST = _fast_decoder()
 _EXACT = msgspec.json.Decoder(list[ExactEvent])
-_INTEGERS = tuple(
-    (field.name, field.encode_name)
-    for field in msgspec.structs.fields(Args)
-    if field.name not in ("input_dims", "input_dims_2021")
-)
 
 
-def decode_fast(text: bytes) -> list[Event]:
+def decode_fast(text: bytes) -> list[Record]:
     """Decode a JSON list of records whose fields have the usual types."""
-    return _FAST.decode(text)
+    records: list[Record] = _FAST.decode(text)
+    return records
 
 
-def decode_exact(text: bytes) -> list[Event]:
+def decode_exact(text: bytes) -> list[Record]:
     """Decode a JSON list of records and keep every digit of their times."""
     return list(_EXACT.decode(text))
 
 
-def rescue_event(value: object, at: int, notes: Notes) -> Event | None:
+def rescue_event(value: object, at: int, notes: Notes) -> Record | None:
     """Make a record of plain JSON whose fields have unusual types; None where it is no object."""
     if not isinstance(value, dict):
         return None
@@ -121,6 +169,11 @@ def _odd_integer(value: object) -> int | None:
     except (ValueError, OverflowError, InvalidOperation):
         pass
     return None
+
+
+_INTEGERS = tuple(
+    (field.name, field.encode_name) for field in msgspec.structs.fields(Args) if not field.name.startswith("input_dims")
+)
 
 
 def _args(args: dict[Any, Any], at: int, notes: Notes) -> Args:
