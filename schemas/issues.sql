@@ -43,6 +43,7 @@ INSERT INTO issue_codes VALUES
   ('truncated', 'data_loss', 'The end of the file is missing; everything whole before it was kept.', 'Let the exporting job end, or record fewer steps.'),
   ('odd_number', 'info', 'A number was written as text, in hexadecimal or with a fraction; it was read as an integer.', ''),
   ('odd_value', 'info', 'A field held another type of value than it should; it was left out.', ''),
+  ('unknown_field', 'info', 'A field or column that this version does not know was ignored.', ''),
   ('wide_integer', 'warning', 'An integer is wider than 64 bits: of an address or stream the low 64 bits were kept, anything else was left out.', ''),
   ('missing_field', 'warning', 'A memory event lacks a field that it needs; it was skipped or the field was left null.', ''),
   ('out_of_order', 'info', 'Events stood in another order than they happened; they were sorted by time and Ev Idx.', ''),

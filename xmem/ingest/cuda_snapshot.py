@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, BinaryIO
 
+from xmem.errors import UnreadableError
 from xmem.ingest import snapshot_tables as tables
 from xmem.ingest.adapter import Batch, Notes
 from xmem.schema import enums
@@ -64,6 +65,7 @@ class _Reading:
         self._stacks = 0
         self._empty_stack: int | None = None
         self._entries = 0
+        self._events = 0
         self._indexed: bool | None = None
         self._first_us: int | None = None
         self._last_us = 0
@@ -136,7 +138,9 @@ class _Reading:
         if not host:
             self._traced.append(frame.select("action", "address", pl.lit(index, dtype=pl.Int32).alias("device_index")))
         kind, index = ("cpu", -1) if host else (self._device_type or "cuda", index)
-        yield Batch("events", tables.make_events(frame, kind, index))
+        self._events += frame.height
+        if frame.height:
+            yield Batch("events", tables.make_events(frame, kind, index))
 
     def _drop_faulty(self, frame: pl.DataFrame, at: int) -> pl.DataFrame:
         import polars as pl
@@ -183,12 +187,20 @@ class _Reading:
         if self._segments:
             parts = self._blocks or [tables.no_blocks()]
             segments, blocks = tables.make_segments(pl.concat(self._segments), pl.concat(parts))
+            lost = sum(part.height for part in self._segments) - segments.height
+            self._notes.add("missing_field", count=lost, detail="a segment has no address or no size")
             yield Batch("segments", segments)
             yield Batch("blocks", blocks)
             self._look_for_ring(segments, blocks)
         if self._annotations:
             spans, _ = tables.make_spans(pl.concat(self._annotations), self._first_us or 0, self._last_us)
             yield Batch("spans", spans)
+        if self._entries and not self._events and not self._segments:
+            raise UnreadableError(
+                f"{self._notes.filename!r} cannot be read: it is made like a memory snapshot,"
+                " but none of its entries is one.",
+                "Dump a fresh snapshot with torch.cuda.memory._dump_snapshot(FILE).",
+            )
         if self._entries == 0:
             self._notes.add("no_history")
         elif self._notes.filters.stacks and self._stacks == (self._empty_stack is not None):

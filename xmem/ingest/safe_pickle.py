@@ -37,7 +37,7 @@ class Limits:
 
     memory_bytes: int = 512 * _MIB
     memory_per_byte: int = 24
-    cpu_s: int = 30
+    cpu_s: int = 10
     cpu_s_per_mib: float = 2.0
 
 

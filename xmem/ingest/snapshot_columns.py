@@ -7,8 +7,8 @@ which takes a well-formed slice in one sweep, and a careful one for slices with 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
-from itertools import islice, repeat
+from collections.abc import Sequence
+from itertools import chain, islice, repeat
 from operator import contains
 from typing import Any
 
@@ -32,10 +32,11 @@ class Remarks:
     def __init__(self) -> None:
         self.found: dict[str, list[Any]] = {}
 
-    def add(self, code: str, at: int | None = None, detail: str = "") -> None:
+    def add(self, code: str, at: int | None = None, detail: str = "", count: int = 1) -> None:
         """Count an issue."""
-        remark = self.found.setdefault(code, [0, at, detail])
-        remark[0] += 1
+        if count:
+            remark = self.found.setdefault(code, [0, at, detail])
+            remark[0] += count
 
 
 class Budget:
@@ -61,24 +62,29 @@ class Budget:
 class Words(dict[Any, int]):
     """Numbers texts in order of appearance; `fresh` holds those that were not sent yet."""
 
-    def __init__(self, budget: Budget, show: Callable[[Any], str], empty: Sequence[Any] = ()) -> None:
+    def __init__(self, budget: Budget, empty: Sequence[str] = ()) -> None:
         super().__init__(zip(empty, repeat(-1), strict=False))
         self.fresh: list[str] = []
         self._budget = budget
-        self._show = show
-        self._count = 0
         self._numbers: dict[str, int] = {}
 
     def __missing__(self, value: Any) -> int:
-        text = clean_text(self._show(value))
+        text = clean_text(self.show(value))
         self._budget.take_text(len(text))
         number = self._numbers.get(text)
         if number is None:
-            number = self._numbers[text] = self._count
-            self._count += 1
+            number = self._numbers[text] = len(self._numbers)
             self.fresh.append(text)
         self[value] = number
         return number
+
+    def can_hold(self, values: list[Any]) -> bool:
+        """Say whether all of them are of the type that this numbers; others must not even be hashed."""
+        return set(map(type, values)) <= {str, bytes}
+
+    def show(self, value: Any) -> str:
+        """Return the text of a value that it can hold."""
+        return value if isinstance(value, str) else str(value, "utf-8", "replace")
 
     def take_fresh(self) -> list[str]:
         """Return the words since the last call."""
@@ -86,26 +92,22 @@ class Words(dict[Any, int]):
         return fresh
 
 
+class Pools(Words):
+    """Numbers pool ids: pairs of integers, shown as a:b."""
+
+    def can_hold(self, values: list[Any]) -> bool:
+        """Say whether all of them are pairs of integers."""
+        pairs = set(map(type, values)) == {tuple} and set(map(len, values)) == {2}
+        return pairs and set(map(type, chain.from_iterable(values))) == {int}
+
+    def show(self, value: Any) -> str:
+        """Return a:b."""
+        return ":".join(str(part) if abs(part) < _WORD else "?" for part in value)
+
+
 def clean_text(text: str) -> str:
     """Make a text writable as UTF-8 and bound its length."""
     return text[:_TEXT_MOST].encode("utf-8", "surrogatepass").decode("utf-8", "replace")
-
-
-def show_text(value: Any) -> str:
-    """Return a text as it is, bytes decoded; anything else is a TypeError, so that the careful way takes it."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    raise TypeError
-
-
-def show_pool(value: Any) -> str:
-    """Show a pool id, a pair of integers, as a:b."""
-    first, second = value
-    if type(first) is not int or type(second) is not int or abs(first) >= _WORD or abs(second) >= _WORD:
-        raise TypeError
-    return f"{first}:{second}"
 
 
 def show_tree(value: Any) -> str:
@@ -219,29 +221,26 @@ def take_words(records: list[Record], names: Sequence[str], words: Words, remark
         return array("i", repeat(-1, len(records)))
     try:
         values = [record[key] for record in records]
-        if values.count(values[0]) == len(values):
-            return array("i", [words[values[0]]]) * len(values)
-        return array("i", map(words.__getitem__, values))
-    except (KeyError, TypeError, ValueError):
+        if words.can_hold(values):
+            if values.count(values[0]) == len(values):
+                return array("i", [words[values[0]]]) * len(values)
+            return array("i", map(words.__getitem__, values))
+    except KeyError:
         pass
     numbers = array("i")
     for index, record in enumerate(records):
         value = next((record[name] for name in names if name in record), None)
-        try:
-            numbers.append(-1 if value is None else words[value])
-        except (TypeError, ValueError):
-            numbers.append(_take_odd_word(value, words, (names[0], remarks, at + index)))
+        numbers.append(-1 if value is None else _take_odd_word(value, words, (names[0], remarks, at + index)))
     return numbers
 
 
 def _take_odd_word(value: Any, words: Words, place: tuple[str, Remarks, int]) -> int:
     name, remarks, at = place
     if isinstance(value, list) and len(value) == 2:  # a pool id in JSON
-        try:
-            return words[tuple(value)]
-        except (TypeError, ValueError):
-            pass
-    if name == "user_metadata" and isinstance(value, dict | list | tuple):
+        value = tuple(value)
+    if words.can_hold([value]):
+        return words[value]
+    if name == "user_metadata":
         return words[show_tree(value)]
     remarks.add("odd_value", at, f"{name} is of type {type(value).__name__}")
     return -1
@@ -251,7 +250,7 @@ class Stacks:
     """Numbers the distinct stacks by content. torch shares frames, and an allocation's list with its frees."""
 
     def __init__(self, budget: Budget) -> None:
-        self.names = Words(budget, show_text)
+        self.names = Words(budget)
         self._budget = budget
         self._by_list: dict[int, int] = {}
         self._by_frames: dict[tuple[int, ...], int] = {}

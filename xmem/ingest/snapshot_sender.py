@@ -16,13 +16,12 @@ from typing import Any
 from xmem.ingest.safe_pickle import DamagedDataError, HostileDataError, Limits, Meter, drop_privileges
 from xmem.ingest.snapshot_columns import (
     Budget,
+    Pools,
     Record,
     Remarks,
     Stacks,
     Words,
     find_key,
-    show_pool,
-    show_text,
     show_tree,
     take_integers,
     take_words,
@@ -95,6 +94,8 @@ class Sender:
                 rows = records[at : min(at + _SLICE, start + _MESSAGE)]
                 self.budget.take_rows(len(rows))
                 self._add(part, self._drop_foreign(rows, at), at)
+            if not part.rows:
+                continue
             self._send_stacks()
             part.send(kind, {name: self._words[name].take_fresh() for name in part.words}, {**facts, "at": start})
 
@@ -115,9 +116,8 @@ class Sender:
             else:
                 words = self._words.get(name)
                 if words is None:
-                    words = self._words[name] = Words(
-                        self.budget, show_pool if kind == "p" else show_text, ("", "N/A") if kind == "w" else ()
-                    )
+                    words = Pools(self.budget) if kind == "p" else Words(self.budget, ("", "N/A"))
+                    self._words[name] = words
                 part.add(name, take_words(rows, keys, words, self.remarks, at), None)
         part.add("stack", self._take_stacks(rows), None)
         part.rows += len(rows)
@@ -167,8 +167,6 @@ class Part:
 
     def send(self, kind: str, words: dict[str, list[str]], facts: dict[str, Any]) -> None:
         """Write the message."""
-        if not self.rows:
-            return
         columns = [[name, column.typecode, name in self._known] for name, column in self._columns.items()]
         header = {"kind": kind, "rows": self.rows, "columns": columns, "words": words, **facts}
         parts: list[Any] = [json.dumps(header).encode() + b"\n"]
