@@ -294,7 +294,7 @@ _CALLS = {"malloc": "segment_alloc", "free": "segment_free", "map": "segment_map
 
 
 def _calls(log: list[list[Any]], ends: list[int]) -> list[tuple[int, str, int, int]]:
-    """Give the device's log the allocator's words and the request of each; neighbouring maps of a request are one."""
+    """Give the device's log the allocator's words and the request of each; neighbouring pages of a request are one."""
     import numpy as np
 
     owners = np.searchsorted(np.array(ends, dtype=np.int64), np.arange(len(log)), side="right").tolist()
@@ -304,7 +304,8 @@ def _calls(log: list[list[Any]], ends: list[int]) -> list[tuple[int, str, int, i
         if kind is None:
             continue
         address, size = int(entry[1]), int(entry[2])
-        if calls and kind == "segment_map" and calls[-1][:2] == (owner, kind) and sum(calls[-1][2:]) == address:
+        paged = kind in ("segment_map", "segment_unmap")
+        if paged and calls and calls[-1][:2] == (owner, kind) and sum(calls[-1][2:]) == address:
             calls[-1] = (owner, kind, calls[-1][2], calls[-1][3] + size)
         else:
             calls.append((owner, kind, address, size))
