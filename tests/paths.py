@@ -12,4 +12,6 @@ SHARED = REPOSITORY.parent / "shared"
 SHARED_DATA = SHARED / "data"
 
 #: Mark for tests that read the shared data; they are skipped where it does not lie beside the repository.
-needs_shared = pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="the shared data folder is not beside the repository")
+needs_shared = pytest.mark.skipif(
+    not SHARED_DATA.is_dir(), reason="the shared data folder is not beside the repository"
+)

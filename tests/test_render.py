@@ -39,6 +39,16 @@ def test_a_table_is_laid_out_under_its_names() -> None:
     )  # fmt: skip
 
 
+def test_quantities_stand_to_the_right() -> None:
+    assert table_text(("size", "name"), [("5.22 GiB", "7 GPUs"), ("17 bytes", "b"), (None, "c")]) == (
+        "    size  name\n"
+        "--------  ------\n"
+        "5.22 GiB  7 GPUs\n"
+        "17 bytes  b\n"
+        "    null  c"
+    )  # fmt: skip
+
+
 def test_an_empty_table_shows_its_columns() -> None:
     assert table_text(("a", "b"), []) == "a  b\n-  -"
 

@@ -10,6 +10,7 @@ import decimal
 import io
 import json
 import math
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -19,6 +20,8 @@ from xmem.units import format_bytes
 #: Narrowest that a column is cut to before whole columns are left out.
 _NARROWEST = 12
 _GAP = "  "
+#: Text that is laid out like a number: 1,234 or 5.22 GiB or 12.3%.
+_QUANTITY = re.compile(r"-?[0-9][0-9,]*(\.[0-9]+)?( ?(%|bytes?|[KMGT]iB))?")
 _ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
@@ -71,9 +74,14 @@ def table_text(columns: Sequence[str], rows: Iterable[Sequence[object]], *, widt
 
 
 def _is_numeric(values: Iterable[object]) -> bool:
-    known = [value for value in values if value is not None]
-    numbers = int, float, decimal.Decimal
-    return bool(known) and all(isinstance(value, numbers) and not isinstance(value, bool) for value in known)
+    known = [value for value in values if value not in (None, "")]
+    return bool(known) and all(_is_number(value) for value in known)
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, str):
+        return _QUANTITY.fullmatch(value) is not None
+    return isinstance(value, int | float | decimal.Decimal) and not isinstance(value, bool)
 
 
 def _fit(natural: list[int], width: int | None) -> list[int]:

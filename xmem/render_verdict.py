@@ -20,7 +20,8 @@ def verdict_text(verdict: Verdict, *, width: int | None = None, explain: bool = 
     blocks = [headline(verdict), "\n".join(fact_lines(_facts(verdict)))]
     if verdict.oom is not None:
         blocks.append(_failure_text(verdict.oom, width=width, explain=explain))
-    blocks.append(_holders_text("memory at the peak", verdict.at_peak, width=width))
+    if verdict.oom is None or explain:
+        blocks.append(_holders_text("memory at the peak", verdict.at_peak, width=width))
     blocks.append("\n".join(_notes(verdict)))
     return "\n\n".join(block for block in blocks if block)
 
@@ -69,8 +70,8 @@ def _facts(verdict: Verdict) -> list[tuple[str, str]]:
         ("headroom", bytes_text(verdict.headroom_bytes) + "  kept free (--headroom)"),
         ("usable", f"{bytes_text(verdict.usable_bytes)}  of {format_bytes(verdict.total_bytes)} in all"),
         ("smallest GPU", _smallest_fact(verdict)),
-        ("first step", bytes_text(verdict.first_step_peak_bytes) + "  peak allocated"),
-        ("later steps", bytes_text(verdict.steady_peak_bytes) + "  peak allocated"),
+        ("first step", _step_fact(verdict.first_step_peak_bytes)),
+        ("later steps", _step_fact(verdict.steady_peak_bytes)),
         ("allocator", _allocator_fact(verdict)),
     ]
     if verdict.num_alloc_retries:
@@ -83,6 +84,10 @@ def _run_fact(verdict: Verdict) -> str:
     return (
         f"{make_inert(verdict.run_name)}{run_id}, rank {verdict.rank}, {verdict.device}, {verdict.requests:,} requests"
     )
+
+
+def _step_fact(peak_bytes: int | None) -> str:
+    return "unknown" if peak_bytes is None else bytes_text(peak_bytes) + "  peak allocated"
 
 
 def _smallest_fact(verdict: Verdict) -> str:
@@ -138,7 +143,7 @@ def _holders_text(title: str, holders: Sequence[HeldBy], *, width: int | None) -
     if rest:
         size, count = sum(holder.bytes for holder in rest), sum(holder.count for holder in rest)
         rows.append((format_bytes(size), _share(size, total), count, f"{len(rest)} more kinds", ""))
-    columns = ("bytes", "share", "blocks", "category", "operator")
+    columns = ("size", "share", "blocks", "category", "operator")
     return f"{title}: {format_bytes(total)}\n" + _indent(table_text(columns, rows, width=width and width - 2))
 
 

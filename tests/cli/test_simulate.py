@@ -56,7 +56,7 @@ def test_a_verdict_is_read_from_the_top(xmem: Xmem, tiny_store: Store) -> None:
         "  allocator     native, torch 2.14.1\n"
         "\n"
         "memory at the peak: 12.00 MiB\n"
-        "  bytes     share  blocks  category    operator\n"
+        "      size  share  blocks  category    operator\n"
         "  --------  -----  ------  ----------  ------------\n"
         "  8.00 MiB  66.7%       1  activation  aten::conv2d\n"
         "  4.00 MiB  33.3%       1  parameter   aten::empty\n"
