@@ -103,9 +103,7 @@ class Ingested:
     warnings: tuple[str, ...]
 
 
-def ingest(
-    paths: str | Path | Sequence[str | Path], *, options: IngestOptions | None = None
-) -> list[Ingested]:
+def ingest(paths: str | Path | Sequence[str | Path], *, options: IngestOptions | None = None) -> list[Ingested]:
     """Read sources into the store and return one result for each run, in order.
 
     A path is a file, `-` for standard input, a folder or a pattern of ranks (one run each). Raises UsageError

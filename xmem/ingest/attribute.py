@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from xmem.ingest import traits
-from xmem.ingest.categories import categorise
-from xmem.ingest.nesting import Forest, build_forest, innermost, innermost_at, number_threads, outermost
+from xmem.ingest.categories import Scene, categorise
+from xmem.ingest.nesting import Forest, build_forest, innermost, innermost_at, outermost
 from xmem.ingest.phases import (
     MARK_BACKWARD,
     MARK_OPERATOR,
@@ -26,7 +26,7 @@ from xmem.ingest.phases import (
     phase_at,
     step_at,
 )
-from xmem.ingest.stack_phases import phases_of_stacks
+from xmem.ingest.stack_phases import codes_of_events, phases_of_stacks
 
 if TYPE_CHECKING:
     import polars as pl
@@ -68,10 +68,11 @@ class Attribution:
     parent_id: Ints
     op_id: Ints
     module_id: Ints
+    marks: Marks
     steps: Steps
     timeline: Timeline | None
     stack_codes: pl.DataFrame
-    operators: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    operators: npt.NDArray[np.int32]
 
     def write_spans(self, spool: Spool, offset_ns: int, write: Callable[[str, pl.DataFrame], None]) -> None:
         """Write the spans in source order, with their numbers and parents."""
@@ -82,15 +83,11 @@ class Attribution:
             part = slice(first, first + frame.height)
             first += frame.height
             ids = {"parent_id": self.parent_id, "op_id": self.op_id, "module_id": self.module_id}
-            given = [name for name in ids if name in frame.columns]
-            filled = {name: pl.Series(column[part]) for name, column in ids.items()}
+            filled = {name: _nullable(column[part]) for name, column in ids.items()}
             numbered = frame.with_columns(
                 pl.col("ts_ns") + offset_ns,
                 span_id=pl.Series(self.columns.span_id[part]),
-                **{
-                    name: pl.coalesce(name, column.set(column < 0, None)) if name in given else column.set(column < 0, None)
-                    for name, column in filled.items()
-                },
+                **{name: pl.coalesce(name, new) if name in frame.columns else new for name, new in filled.items()},
             )
             write("spans", numbered)
 
@@ -123,6 +120,7 @@ def attribute_spans(spool: Spool, notes: Notes, offset_ns: int) -> Attribution:
         parent_id=_ids(columns, forest, position),
         op_id=_ids(columns, forest, _pick(operators, at_or_above)),
         module_id=_ids(columns, forest, _pick(modules, at_or_above)),
+        marks=marks,
         steps=steps,
         timeline=build_timeline(marks, steps, named=len(columns.named_steps.number) > 0),
         stack_codes=_concat_codes(stacks),
@@ -143,11 +141,8 @@ def attribute_events(events: pl.DataFrame, attribution: Attribution, notes: Note
         known = (attribution.thread_keys[number] == key) & ~events["inferred"].to_numpy()
         place = innermost_at(attribution.forest, np.where(known, number, -1).astype(np.int32), time)
     span = _ids(attribution.columns, attribution.forest, place)
-    if attribution.timeline is not None:
-        step, phase = step_at(attribution.steps, time), phase_at(attribution.timeline, time)
-    else:
-        step, phase = step_at(attribution.steps, time), np.full(events.height, -1, dtype=np.int8)
-    step, phase = phases_of_stacks(events, attribution.stack_codes, attribution.steps, step, phase)
+    stack = codes_of_events(events, attribution.stack_codes)
+    step, phase = _step_and_phase(events, time, attribution)
     words = pl.Series([*PHASE_WORDS, None], dtype=pl.String)
     phase_word = words.gather(pl.Series(np.where(phase < 0, len(PHASE_WORDS), phase).astype(np.uint32)))
     filled = events.with_columns(
@@ -155,7 +150,27 @@ def attribute_events(events: pl.DataFrame, attribution: Attribution, notes: Note
         step=pl.coalesce("step", _nullable(step)),
         phase=pl.coalesce("phase", phase_word.cast(pl.Categorical)),
     )
-    return categorise(filled, place, attribution.operators, attribution.columns.flags[attribution.forest.row])
+    flags = attribution.columns.flags[attribution.forest.row]
+    scene = Scene(attribution.forest, attribution.operators, flags, place, phase, step, stack)
+    return categorise(filled, scene)
+
+
+def _step_and_phase(events: pl.DataFrame, time: Ints, attribution: Attribution) -> tuple[Ints, npt.NDArray[np.int8]]:
+    """Tell step and phase from spans, or from stacks where spans show no operator.
+
+    Memory that was there before has neither, unless its stack tells.
+    """
+    step = step_at(attribution.steps, time)
+    phase = np.full(events.height, -1, dtype=np.int8)
+    if attribution.timeline is not None:
+        phase = phase_at(attribution.timeline, time)
+    told = None
+    if not np.isin(attribution.marks.code, (MARK_OPERATOR, MARK_BACKWARD)).any():
+        told = phases_of_stacks(events, attribution.stack_codes, attribution.marks)
+    if told is not None:
+        return (step if len(attribution.columns.named_steps.number) else told[0]), told[1]
+    before = (events["inferred"] & (events["action"] == "alloc")).to_numpy()
+    return np.where(before, -1, step), np.where(before, -1, phase).astype(np.int8)
 
 
 def _nullable(column: Ints) -> pl.Series:
@@ -188,33 +203,35 @@ def _concat_codes(stacks: list[pl.DataFrame]) -> pl.DataFrame:
 
 
 def _span_columns(spool: Spool, offset_ns: int) -> SpanColumns:
-    import polars as pl
-
     table = traits.NameTable()
-    codes = {word: code for code, word in enumerate(_KINDS)}
-    parts: list[tuple[npt.NDArray[np.int64], ...]] = []
-    steps: list[tuple[int, int, int]] = []
-    given = True
-    for frame in spool.frames("spans"):
-        kind = frame["kind"].cast(pl.String).replace_strict(codes, default=_DEVICE, return_dtype=pl.Int8)
-        start = frame["ts_ns"] + offset_ns
-        thread = frame["thread_id"] if "thread_id" in frame.columns else pl.Series([None] * frame.height, dtype=pl.Int64)
-        flags = np.where(kind.to_numpy() < _STEP, table.flags(frame["name"]), 0)
-        given &= "span_id" in frame.columns and frame["span_id"].null_count() == 0
-        ids = frame["span_id"].to_numpy() if given else np.zeros(frame.height, dtype=np.int64)
-        end = start + frame["dur_ns"]
-        parts.append((start.to_numpy(), end.to_numpy(), thread.fill_null(_NO_THREAD).to_numpy(), kind.to_numpy(), flags, ids))
-        for row in np.flatnonzero(kind.to_numpy() == _STEP).tolist():
-            steps.append((traits.step_of_name(str(frame["name"][row])), int(start[row]), int(end[row])))
+    parts = [_of_batch(frame, table, offset_ns) for frame in spool.frames("spans")]
     if not parts:
         none = np.zeros(0, dtype=np.int64)
         return SpanColumns(none, none, none, none.astype(np.int8), none.astype(np.uint8), none, Steps(none, none, none))
-    start, end, thread, kinds, flags, ids = (np.concatenate(column) for column in zip(*parts, strict=True))
-    if not given:
+    start, end, thread, kind, flags, ids, step = (np.concatenate(column) for column in zip(*parts, strict=True))
+    if (ids < 0).any():
         ids = np.empty(len(start), dtype=np.int64)
         ids[np.argsort(start, kind="stable")] = np.arange(len(start))
-    numbered = np.array([step for step in steps if step[0] >= 0], dtype=np.int64).reshape(-1, 3)
-    return SpanColumns(start, end, thread, kinds, flags, ids, Steps(numbered[:, 0], numbered[:, 1], numbered[:, 2]))
+    named = np.flatnonzero(step >= 0)
+    return SpanColumns(start, end, thread, kind, flags, ids, Steps(step[named], start[named], end[named]))
+
+
+def _of_batch(frame: pl.DataFrame, table: traits.NameTable, offset_ns: int) -> tuple[npt.NDArray[Any], ...]:
+    """Return start, end, thread, kind, flags, id (-1: not given) and number of step (-1: none) of a batch's spans."""
+    import polars as pl
+
+    codes = {word: code for code, word in enumerate(_KINDS)}
+    kind = frame["kind"].cast(pl.String).replace_strict(codes, default=_DEVICE, return_dtype=pl.Int8).to_numpy()
+    start = (frame["ts_ns"] + offset_ns).to_numpy()
+    nothing = pl.Series([None], dtype=pl.Int64).new_from_index(0, frame.height)
+    thread = frame["thread_id"] if "thread_id" in frame.columns else nothing
+    ids = frame["span_id"] if "span_id" in frame.columns else nothing
+    flags = np.where(kind < _STEP, table.flags(frame["name"]), 0).astype(np.uint8)
+    step = np.full(frame.height, -1, dtype=np.int64)
+    steps = np.flatnonzero(kind == _STEP)
+    step[steps] = [traits.step_of_name(name) for name in frame["name"].gather(steps).cast(pl.String).to_list()]
+    end = start + frame["dur_ns"].to_numpy()
+    return start, end, thread.fill_null(_NO_THREAD).to_numpy(), kind, flags, ids.fill_null(-1).to_numpy(), step
 
 
 def _marks(columns: SpanColumns, forest: Forest, operators: npt.NDArray[np.int32]) -> Marks:
@@ -223,7 +240,7 @@ def _marks(columns: SpanColumns, forest: Forest, operators: npt.NDArray[np.int32
     telling = traits.BACKWARD | traits.OPTIMIZER_STEP | traits.ZERO_GRAD | traits.LOADER
     flagged = (flags & telling) != 0
     covered = innermost(forest.parent, flagged) >= 0
-    own = (operators == np.arange(forest.count)) & ~covered
+    own = (operators == np.arange(forest.count)) & ~covered & ((flags & traits.COPY) == 0)
     main = np.unique(forest.thread[(flags & (traits.OPTIMIZER_STEP | traits.ZERO_GRAD)) != 0])
     if len(main) == 0 and own.any():
         main = np.array([np.argmax(np.bincount(forest.thread[own]))])

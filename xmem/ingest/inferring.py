@@ -1,4 +1,4 @@
-"""Rows that a recording implies but does not hold: lost frees, memory that was there before, what the final state shows."""
+"""Rows that a recording implies but does not hold: lost frees, memory that was there before, final state."""
 
 from __future__ import annotations
 
@@ -103,7 +103,8 @@ def request_lost(events: pl.DataFrame, pairing: Pairing, additions: Additions) -
     lonely = (pairing.requested < 0) & (pairing.completed >= 0)
     early, late = np.flatnonzero(lonely & pairing.before), np.flatnonzero(lonely & ~pairing.before)
     additions.add("free_requested", AT_START, early, without_stack(events[pairing.completed[early]]))
-    additions.add("free_requested", pairing.completed[late], late, without_stack(events[pairing.completed[late]]), late=True)
+    rows = pairing.completed[late]
+    additions.add("free_requested", rows, late, without_stack(events[rows]), late=True)
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,9 @@ class FinalBlocks:
     found_before: int
 
 
-def join_final_blocks(events: pl.DataFrame, pairing: Pairing, blocks: pl.DataFrame, additions: Additions) -> FinalBlocks:
+def join_final_blocks(
+    events: pl.DataFrame, pairing: Pairing, blocks: pl.DataFrame, additions: Additions
+) -> FinalBlocks:
     """Join active blocks of the final state with allocations; unknown ones were there before, or come at the end."""
     import polars as pl
 

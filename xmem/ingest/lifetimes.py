@@ -161,9 +161,7 @@ def _complete_pairs(source: DeviceSource, pairing: Pairing, additions: Additions
     if unmatched:
         rows = pairing.first[pairing.alloc < 0]
         size = int(row_bytes(events)[rows].sum())
-        notes.add(
-            "unmatched_free", count=unmatched, at=int(rows.min()), unit="seq", detail=f"{device}: {size} bytes"
-        )
+        notes.add("unmatched_free", count=unmatched, at=int(rows.min()), unit="seq", detail=f"{device}: {size} bytes")
     return bool(lost or unmatched)
 
 
@@ -174,7 +172,8 @@ def _add_remainder(missing: int, pending: Bools, additions: Additions) -> Bools:
     if missing <= 0:
         return pending
     schema = {"address": pl.UInt64, "block_bytes": pl.Int64}
-    additions.add("alloc", AT_START, len(pending), pl.DataFrame({"address": [None], "block_bytes": [missing]}, schema=schema))
+    row = pl.DataFrame({"address": [None], "block_bytes": [missing]}, schema=schema)
+    additions.add("alloc", AT_START, len(pending), row)
     return np.append(pending, False)
 
 

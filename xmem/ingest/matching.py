@@ -101,7 +101,8 @@ def addresses_are_useless(rows: Rows, by_key: Pairing, by_size: Pairing) -> bool
         return False
     if _matched(by_size) * 2 < frees or _matched(by_size) <= _matched(by_key):
         return False
-    broken = np.count_nonzero((by_key.alloc >= 0) & (by_key.requested < 0) & (by_key.completed < 0) & (by_key.following >= 0))
+    unfreed = (by_key.alloc >= 0) & (by_key.requested < 0) & (by_key.completed < 0)
+    broken = np.count_nonzero(unfreed & (by_key.following >= 0))
     allocs = np.count_nonzero(by_key.alloc >= 0)
     return bool(broken * 2 >= allocs > 0) or frees >= _USELESS_EVIDENCE
 
@@ -115,7 +116,8 @@ def _group_numbers(*columns: npt.NDArray[Any]) -> Ints:
     changed = np.zeros(len(columns[0]), dtype=bool)
     for column in columns:
         changed[1:] |= column[1:] != column[:-1]
-    return np.cumsum(changed, dtype=np.int64)
+    numbers: Ints = np.cumsum(changed, dtype=np.int64)
+    return numbers
 
 
 def _nesting_keys(group: Ints, is_alloc: Bools) -> Ints:
@@ -164,4 +166,5 @@ def _pair(rows: Rows, chosen: Ints, key: npt.NDArray[Any], *, sizes_agree: bool)
     owner = np.full(len(rows.action), -1, dtype=np.int64)
     owner[row] = number
     before = (action[starts] != ALLOC) & other_key[starts]
-    return Pairing(owner, *columns, row[starts], following, before)
+    alloc, requested, completed = columns
+    return Pairing(owner, alloc, requested, completed, row[starts], following, before)

@@ -59,4 +59,5 @@ def used_devices(events: pl.DataFrame, segments: pl.DataFrame) -> list[tuple[str
 
     columns = [pl.col("device_type").cast(pl.String), "device_index"]
     both = pl.concat([events.select("device_type", "device_index"), segments.select("device_type", "device_index")])
-    return [(kind, index) for kind, index in both.unique().select(columns).sort("device_type", "device_index").iter_rows()]
+    distinct = both.unique().select(columns).sort("device_type", "device_index")
+    return [(kind, index) for kind, index in distinct.iter_rows()]

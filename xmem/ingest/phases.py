@@ -31,12 +31,13 @@ class Marks:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Runs of equal marks in order of start, with the phase inside each and in the gap behind it."""
+    """Runs of equal marks in order of start, with the phase inside each, in the gap behind it, and before the first."""
 
     start: Times
     end: Times
     inside: Codes
     behind: Codes
+    before: int = OTHER
 
 
 @dataclass(frozen=True)
@@ -82,11 +83,14 @@ def build_timeline(marks: Marks, steps: Steps, *, named: bool) -> Timeline | Non
 
     Operators that lead up to a backward pass of their step are forward, those after it are other; a step without
     any backward pass is forward. zero_grad, the loading of data and what lies outside of named steps are other.
+    Marks of the optimizer alone say nothing about the rest.
     """
     trained = bool(np.isin(marks.code, (MARK_BACKWARD, MARK_OPTIMIZER)).any())
     if not trained and not named:
         return None
     runs = _runs(_with_steps(marks, steps) if named else marks)
+    if not np.isin(marks.code, (MARK_OPERATOR, MARK_BACKWARD)).any():
+        return _optimizer_only(runs)
     code = runs.code
     boundary = np.isin(code, (MARK_STEP, MARK_STEP_END)) if named else code == MARK_OPTIMIZER
     in_step = _last_is(code, MARK_STEP, (MARK_STEP, MARK_STEP_END)) if named else np.ones(len(code), dtype=bool)
@@ -104,11 +108,17 @@ def build_timeline(marks: Marks, steps: Steps, *, named: bool) -> Timeline | Non
 
 
 def phase_at(timeline: Timeline, time: Times) -> Codes:
-    """Return the phase at each moment; before the first mark it is other."""
+    """Return the phase at each moment; before the first mark it is other or unknown."""
     place = np.searchsorted(timeline.start, time, side="right") - 1
     within = time <= timeline.end[place]
     found = np.where(within, timeline.inside[place], timeline.behind[place])
-    return np.where(place >= 0, found, OTHER).astype(np.int8)
+    return np.where(place >= 0, found, timeline.before).astype(np.int8)
+
+
+def _optimizer_only(runs: Marks) -> Timeline:
+    inside = np.where(runs.code == MARK_OPTIMIZER, OPTIMIZER, np.where(runs.code == MARK_ZERO_GRAD, OTHER, -1))
+    nothing = np.full(len(runs.code), -1, dtype=np.int8)
+    return Timeline(runs.start, runs.end, inside.astype(np.int8), nothing, before=-1)
 
 
 def _with_steps(marks: Marks, steps: Steps) -> Marks:
@@ -138,7 +148,8 @@ def _runs(marks: Marks) -> Marks:
 def _last_is(code: Codes, wanted: int, among: tuple[int, ...]) -> npt.NDArray[np.bool_]:
     """Say for each run whether the newest run among some codes, itself included, is of the wanted one."""
     place = np.maximum.accumulate(np.where(np.isin(code, among), np.arange(len(code)), -1))
-    return (place >= 0) & (code[place] == wanted)
+    found: npt.NDArray[np.bool_] = (place >= 0) & (code[place] == wanted)
+    return found
 
 
 def _next_is(code: Codes, wanted: int, among: tuple[int, ...]) -> npt.NDArray[np.bool_]:
@@ -146,7 +157,8 @@ def _next_is(code: Codes, wanted: int, among: tuple[int, ...]) -> npt.NDArray[np
     count = len(code)
     own = np.where(np.isin(code, among), np.arange(count), count)
     place = np.append(np.minimum.accumulate(own[::-1])[::-1][1:], count) if count else own
-    return np.append(code, -1)[place] == wanted
+    found: npt.NDArray[np.bool_] = np.append(code, -1)[place] == wanted
+    return found
 
 
 def _seen(chosen: npt.NDArray[np.bool_], section: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
@@ -155,5 +167,5 @@ def _seen(chosen: npt.NDArray[np.bool_], section: npt.NDArray[Any]) -> npt.NDArr
         return chosen
     total = np.cumsum(chosen)
     first = np.searchsorted(section, section, side="left")
-    before: npt.NDArray[np.bool_] = total - (total[first] - chosen[first]) > 0
+    before: npt.NDArray[np.bool_] = np.greater(total, total[first] - chosen[first])
     return before

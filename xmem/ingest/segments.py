@@ -40,8 +40,8 @@ def infer_segments(events: pl.DataFrame, segments: pl.DataFrame, additions: Addi
     additions.add("segment_alloc", AT_START, -1, _as_rows(known.filter(pl.col("open").is_null())))
     closed = known.filter(~pl.col("open"))
     additions.add("segment_alloc", events.height, -1, _as_rows(closed))
-    dangling = newest["open"].sum() - known["open"].fill_null(False).sum()
-    return closed.height + (int(dangling) if segments.height else 0)
+    dangling = int(newest["open"].sum()) - int(known["open"].fill_null(False).sum())
+    return closed.height + (dangling if segments.height else 0)
 
 
 def infer_mapped(events: pl.DataFrame, segments: pl.DataFrame, additions: Additions) -> int:

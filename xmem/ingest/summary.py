@@ -18,7 +18,7 @@ Row = TypeVar("Row")
 _SILENT = ("note", "info")
 
 _DEVICES = """
-SELECT d.rank, CASE WHEN d.device_index < 0 THEN d.device_type ELSE d.device_type || ':' || d.device_index END AS device,
+SELECT d.rank, d.device_type || CASE WHEN d.device_index < 0 THEN '' ELSE ':' || d.device_index END AS device,
   d.name, d.total_bytes, d.baseline_bytes, coalesce(e.peak, 0)::BIGINT AS peak_allocated_bytes,
   coalesce(e.final, 0)::BIGINT AS end_allocated_bytes, e.reserved::BIGINT AS peak_reserved_bytes, d.complete_history
 FROM devices d LEFT JOIN (

@@ -150,9 +150,7 @@ def _joined(
     for rows, groups in block_rows:
         alloc_of_block[rows] = ids[groups]
     alloc_id = pl.Series(ids[events["group"].to_numpy()])
-    events = events.with_columns(
-        seq=pl.int_range(pl.len(), dtype=pl.Int64), alloc_id=alloc_id.set(alloc_id < 0, None)
-    )
+    events = events.with_columns(seq=pl.int_range(pl.len(), dtype=pl.Int64), alloc_id=alloc_id.set(alloc_id < 0, None))
     blocks = pl.Series(alloc_of_block)
     return attribute_events(events, attribution, notes), blocks.set(blocks < 0, None)
 
@@ -163,9 +161,8 @@ def spool_empty() -> pl.DataFrame:
 
     from xmem.ingest.spool import empty_frame
 
-    return empty_frame("events").with_columns(
-        group=pl.lit(None, dtype=pl.Int64), source_row=pl.lit(None, dtype=pl.Int64), end_row=pl.lit(None, dtype=pl.Int64)
-    )
+    names = ("group", "source_row", "end_row")
+    return empty_frame("events").with_columns(pl.lit(None, dtype=pl.Int64).alias(name) for name in names)
 
 
 def _alloc_ids(events: pl.DataFrame, groups: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -188,9 +185,7 @@ def _write_in_parts(table: str, frame: pl.DataFrame, write: Write) -> None:
         write(table, chosen.slice(start, _ROWS_AT_A_TIME))
 
 
-def _device_rows(
-    histories: list[tuple[str, int, DeviceHistory]], devices: pl.DataFrame, notes: Notes
-) -> pl.DataFrame:
+def _device_rows(histories: list[tuple[str, int, DeviceHistory]], devices: pl.DataFrame, notes: Notes) -> pl.DataFrame:
     import polars as pl
 
     lossy = bool(notes.facts.get("ring_buffer")) or "bad_record" in notes.issues

@@ -21,22 +21,29 @@ _NAMES = (
     (BACKWARD, re.compile(r"autograd::engine::evaluate_function|(torch::autograd::.*|\w*Backward\d*)$")),
     (OPTIMIZER_STEP, re.compile(r"Optimizer\.step#")),
     (ZERO_GRAD, re.compile(r"Optimizer\.zero_grad#")),
-    (MATMUL, re.compile(r"aten::(mm|addmm|bmm|baddbmm|addbmm|matmul|linear|_addmm_activation|_scaled_mm|addmv|mv|dot)$")),
+    (MATMUL, re.compile(r"aten::(mm|addmm|bmm|baddbmm|addbmm|matmul|linear|_addmm_activation|_scaled_mm|addmv|mv)$")),
     (COPY, re.compile(r"aten::(to|_to_copy|copy_|pin_memory|_pin_memory)$")),
     (LOADER, re.compile(r"enumerate\(DataLoader\)#")),
 )
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 
-#: What a stack says: nothing, code of a model, of a backward pass, of an optimizer, of zero_grad, a thread of the
-#: autograd engine (it has no Python frames), other Python code.
-NO_STACK, IN_FORWARD, IN_BACKWARD, IN_OPTIMIZER, IN_ZERO_GRAD, IN_ENGINE, IN_PYTHON = range(7)
+#: What a stack says: nothing, code of a backward pass, of zero_grad, of an optimizer, of a model that runs, of one
+#: that is made or moved, a thread of the autograd engine (it has no Python frames), other Python code. Of several frames the lowest code counts: the model
+#: runs inside of a backward pass that recomputes, never the other way round.
+NO_STACK, IN_BACKWARD, IN_ZERO_GRAD, IN_OPTIMIZER, IN_FORWARD, IN_MODULE, IN_ENGINE, IN_PYTHON = range(8)
 
+#: Patterns over `function@file`, as torch 2.0 to 2.14 names them.
 _FRAMES = (
-    (IN_BACKWARD, r"torch::autograd::Engine::|torch::autograd::python::PythonEngine::|^backward@.*torch/(_tensor|autograd/__init__)\.py|^_engine_run_backward@"),
+    (
+        IN_BACKWARD,
+        r"torch::autograd::Engine::|torch::autograd::python::PythonEngine::|^_engine_run_backward@"
+        r"|^backward@.*torch/(_tensor|autograd/__init__)\.py",
+    ),
     (IN_ZERO_GRAD, r"^zero_grad@"),
     (IN_OPTIMIZER, r"^step@.*optim|@.*torch/optim/"),
     (IN_FORWARD, r"^(_call_impl|_wrapped_call_impl)@.*torch/nn/modules/module\.py|^forward@"),
-)  # fmt: skip
+    (IN_MODULE, r"^(_apply|convert|to|cuda|to_empty)@.*torch/nn/modules/module\.py|^__init__@.*torch/nn/modules/"),
+)
 
 
 def flags_of_name(name: str) -> int:
@@ -63,7 +70,8 @@ class NameTable:
         codes = names.cast(pl.Categorical) if names.dtype != pl.Categorical else names
         physical = codes.to_physical()
         distinct = physical.unique()
-        texts = pl.DataFrame({"code": physical, "name": codes}).unique("code").with_columns(pl.col("name").cast(pl.String))
+        both = pl.DataFrame({"code": physical, "name": codes})
+        texts = both.unique("code").with_columns(pl.col("name").cast(pl.String))
         table = np.zeros(int(distinct.max() or 0) + 1 if len(distinct) else 0, dtype=np.uint8)
         for code, name in texts.iter_rows():
             if name not in self._known:
@@ -77,25 +85,16 @@ def codes_of_stacks(stacks: pl.DataFrame) -> pl.DataFrame:
     import polars as pl
 
     frame = pl.element().struct.field("name") + "@" + pl.element().struct.field("filename").fill_null("")
-    texts = stacks.select("stack_id", frame=pl.col("frames").list.eval(frame))
-    frames = texts.explode("frame").with_columns(pl.col("frame").cast(pl.Categorical))
+    frames = (
+        stacks.filter(pl.col("frames").list.len() > 0)
+        .select("stack_id", frame=pl.col("frames").list.eval(frame))
+        .explode("frame")
+        .with_columns(pl.col("frame").cast(pl.Categorical))
+    )
     distinct = frames.select(pl.col("frame").drop_nulls().unique())
     code = pl.lit(IN_PYTHON)
     for word, pattern in reversed(_FRAMES):
         code = pl.when(pl.col("frame").cast(pl.String).str.contains(pattern)).then(word).otherwise(code)
     coded = frames.join(distinct.with_columns(code=code.cast(pl.Int8)), on="frame", how="left")
-    return coded.group_by("stack_id").agg(
-        pl.when(pl.col("code").is_null().all())
-        .then(IN_ENGINE)
-        .when((pl.col("code") == IN_BACKWARD).any())
-        .then(IN_BACKWARD)
-        .when((pl.col("code") == IN_ZERO_GRAD).any())
-        .then(IN_ZERO_GRAD)
-        .when((pl.col("code") == IN_OPTIMIZER).any())
-        .then(IN_OPTIMIZER)
-        .when((pl.col("code") == IN_FORWARD).any())
-        .then(IN_FORWARD)
-        .otherwise(IN_PYTHON)
-        .cast(pl.Int8)
-        .alias("code")
-    )
+    told = coded.group_by("stack_id").agg(pl.col("code").fill_null(IN_PYTHON).min())
+    return stacks.select("stack_id").join(told, on="stack_id", how="left").fill_null(IN_ENGINE)
