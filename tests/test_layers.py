@@ -30,9 +30,7 @@ LAYERS = {
     "xmem.evaluate": 5,
     "xmem": 6,
     "xmem.render": 6,
-    "xmem.render_ingest": 7,
-    "xmem.render_report": 7,
-    "xmem.render_verdict": 7,
+    "xmem.render_*": 7,
     "xmem.cli": 8,
     "xmem.__main__": 9,
 }
