@@ -62,8 +62,17 @@ def check_select(sql: str) -> str:
     return str(statements[0].query)
 
 
-def run_select(connection: duckdb.DuckDBPyConnection, sql: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> pa.Table:
-    """Run one SELECT on a locked connection, in a read-only transaction, and return its rows as an Arrow table."""
+def run_select(
+    connection: duckdb.DuckDBPyConnection,
+    sql: str,
+    *,
+    parameters: dict[str, object] | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> pa.Table:
+    """Run one SELECT on a locked connection, in a read-only transaction, and return its rows as an Arrow table.
+
+    `parameters` are values for `$name` in the SQL; they never become part of its text.
+    """
     import duckdb
 
     text = check_select(sql)
@@ -72,7 +81,7 @@ def run_select(connection: duckdb.DuckDBPyConnection, sql: str, *, timeout_s: fl
     connection.execute("BEGIN TRANSACTION READ ONLY")
     timer.start()
     try:
-        return connection.sql(text).to_arrow_table()
+        return connection.sql(text, params=parameters or None).to_arrow_table()
     except duckdb.InterruptException as error:
         raise UsageError(f"The query ran longer than {timeout_s:g} s and was stopped.", "Ask for less.") from error
     except duckdb.OutOfMemoryException as error:

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 @click.option("--list", "only_list", is_flag=True, help="List the reports.")
 @json_option
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
-@click.option("-o", "--output", metavar="FILE", help="Write to FILE: .parquet, .csv, .json; .html for html; .png, .svg.")
+@click.option(
+    "-o", "--output", metavar="FILE", help="Write to FILE: .parquet, .csv, .json; .html for html; .png, .svg."
+)
 @click.option("--force", is_flag=True, help="Replace the output file where there is one.")
 def command(name: str, run: str | None, output: str | None, only_list: bool, **options: Any) -> None:
     """Answer a usual question about a run (the newest, where no RUN is named).

@@ -15,16 +15,6 @@ WITH sums AS (
     ON p.run_id = l.run_id AND p.rank = l.rank
     AND p.device_type = l.device_type AND p.device_index = l.device_index
   GROUP BY ALL
-),
-named AS (
-  SELECT
-    run_id, rank, stack_id, frames,
-    coalesce(
-      list_filter(frames, lambda f: f.filename LIKE '%.py' AND NOT regexp_matches(f.filename, '[/\\](torch|torchvision|site-packages|dist-packages)[/\\]|[/\\]python3?\.?[0-9]*[/\\]|^<'))[1],
-      list_filter(frames, lambda f: f.filename LIKE '%.py')[1],
-      frames[1]
-    ) AS own
-  FROM stacks
 )
 SELECT
   s.run_id,
@@ -32,17 +22,18 @@ SELECT
   s.device_type,
   s.device_index,
   s.stack_id,
-  n.own.name AS frame,
-  n.own.filename AS filename,
-  n.own.line AS line,
+  n.frame,
+  n.filename,
+  n.line,
   s.allocations,
   s.total_bytes,
   s.at_peak_bytes,
   s.at_peak_allocations,
   s.at_end_bytes,
-  n.frames
+  f.frames
 FROM sums AS s
-LEFT JOIN named AS n ON n.run_id = s.run_id AND n.rank = s.rank AND n.stack_id = s.stack_id;
+LEFT JOIN own_frames AS n ON n.run_id = s.run_id AND n.rank = s.rank AND n.stack_id = s.stack_id
+LEFT JOIN stacks AS f ON f.run_id = s.run_id AND f.rank = s.rank AND f.stack_id = s.stack_id;
 
 COMMENT ON VIEW stack_bytes IS 'Memory by call stack, with the innermost frame of the program''s own code.';
 COMMENT ON COLUMN stack_bytes.run_id IS 'Run, see runs.';
@@ -50,7 +41,7 @@ COMMENT ON COLUMN stack_bytes.rank IS 'Rank, see runs.';
 COMMENT ON COLUMN stack_bytes.device_type IS 'Device type, see devices.';
 COMMENT ON COLUMN stack_bytes.device_index IS 'Device index, see devices.';
 COMMENT ON COLUMN stack_bytes.stack_id IS 'Stack, see stacks; null for allocations without one.';
-COMMENT ON COLUMN stack_bytes.frame IS 'Function of the innermost Python frame outside of torch and installed packages, else of the innermost Python frame, else of the innermost frame.';
+COMMENT ON COLUMN stack_bytes.frame IS 'Function of the program''s own innermost frame, see own_frames.';
 COMMENT ON COLUMN stack_bytes.filename IS 'File of that frame.';
 COMMENT ON COLUMN stack_bytes.line IS 'Line of that frame.';
 COMMENT ON COLUMN stack_bytes.allocations IS 'Allocations made there.';
