@@ -126,7 +126,7 @@ def _nesting_keys(group: Ints, is_alloc: Bools) -> Ints:
     if count == 0:
         return np.zeros(0, dtype=np.int64)
     step = np.where(is_alloc, 1, -1)
-    total = np.cumsum(step)
+    total: Ints = np.cumsum(step)
     starts = np.flatnonzero(np.diff(group, prepend=-1))
     level = total - (total[starts] - step[starts])[group]
     apart = group * (count + 1)

@@ -61,7 +61,7 @@ class Spool:
     def _load(self, kept: pl.DataFrame | Path) -> pl.DataFrame:
         import polars as pl
 
-        return pl.read_ipc(kept, memory_map=False) if isinstance(kept, Path) else kept
+        return pl.read_ipc_stream(kept) if isinstance(kept, Path) else kept
 
     def _to_disk(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ class Spool:
             for number, kept in enumerate(batches):
                 if not isinstance(kept, Path):
                     file = self._folder / f"{table}-{number}.arrow"
-                    kept.write_ipc(file)
+                    kept.write_ipc_stream(file)
                     batches[number] = file
         self._bytes = 0
 

@@ -97,9 +97,9 @@ def _of_one_device(code: Codes, time: Ints, inferred: npt.NDArray[np.bool_], ann
     for kind, direct in _DIRECT.items():
         told[(code == kind) & ~within] = direct
     told[(code == NO_STACK) & ~within] = -1
-    told[inferred] = np.select(
-        [code[inferred] == kind for kind in (*_DIRECT, IN_FORWARD)], [*_DIRECT.values(), FORWARD], -1
-    )
+    told[inferred] = -1
+    for kind, direct in {**_DIRECT, IN_FORWARD: FORWARD}.items():
+        told[inferred & (code == kind)] = direct
     return step_at(counted, moment), told
 
 

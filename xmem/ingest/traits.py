@@ -28,8 +28,8 @@ _NAMES = (
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 
 #: What a stack says: nothing, code of a backward pass, of zero_grad, of an optimizer, of a model that runs, of one
-#: that is made or moved, a thread of the autograd engine (it has no Python frames), other Python code. Of several frames the lowest code counts: the model
-#: runs inside of a backward pass that recomputes, never the other way round.
+#: that is made or moved, a thread of the autograd engine (it has no Python frames), other Python code. Of several
+#: frames the lowest code counts: a model runs inside of a backward pass that recomputes, never the other way round.
 NO_STACK, IN_BACKWARD, IN_ZERO_GRAD, IN_OPTIMIZER, IN_FORWARD, IN_MODULE, IN_ENGINE, IN_PYTHON = range(8)
 
 #: Patterns over `function@file`, as torch 2.0 to 2.14 names them.
@@ -72,7 +72,7 @@ class NameTable:
         distinct = physical.unique()
         both = pl.DataFrame({"code": physical, "name": codes})
         texts = both.unique("code").with_columns(pl.col("name").cast(pl.String))
-        table = np.zeros(int(distinct.max() or 0) + 1 if len(distinct) else 0, dtype=np.uint8)
+        table = np.zeros(int(str(distinct.max() or 0)) + 1 if len(distinct) else 0, dtype=np.uint8)
         for code, name in texts.iter_rows():
             if name not in self._known:
                 self._known[name] = flags_of_name(name)
