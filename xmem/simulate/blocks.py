@@ -152,7 +152,7 @@ class BlockPool:
 class PrivatePool:
     """A graph's pool or a MemPool: block pools of its own, kept until nobody uses it and its memory went back."""
 
-    __slots__ = ("id", "large", "no_split", "segment_count", "small", "use_count", "use_on_oom")
+    __slots__ = ("id", "large", "no_split", "segment_count", "small", "use_count")
 
     def __init__(self, pool_id: PoolId) -> None:
         self.id = pool_id
@@ -160,5 +160,4 @@ class PrivatePool:
         self.large = BlockPool(False, self)
         self.use_count = 0
         self.segment_count = 0
-        self.use_on_oom = False
         self.no_split = False

@@ -238,8 +238,8 @@ class _Reader:
                 for filled in range(0 if first else index, index + 1):
                     table[filled] = count
                 last, first = index, False
-            if self.at < len(self.tokens) and self.tokens[self.at] == ",":
-                self.at += 1
+            if self.at < len(self.tokens) and self.tokens[self.at] != "]":
+                self._separator(",")
         return tuple(table)
 
     def _index(self, key: str, text: str) -> int:

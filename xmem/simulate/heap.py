@@ -9,6 +9,7 @@ from xmem.simulate.allocator import DEFAULT_POOL, PoolId
 from xmem.simulate.blocks import EDGE, KEY_SHIFT, Block, BlockPool, FreeList, PrivatePool, Segment
 from xmem.simulate.conf import AllocConf
 from xmem.simulate.device import Device
+from xmem.simulate.hash_order import HashOrder
 from xmem.simulate.rounding import MIN_BLOCK, SMALL_SIZE
 from xmem.simulate.statistics import Statistics, change
 from xmem.simulate.torch_version import Version
@@ -27,6 +28,7 @@ class Heap:
         self.small = BlockPool(True)
         self.large = BlockPool(False)
         self.private_pools: dict[PoolId, PrivatePool] = {}
+        self.freeable: HashOrder[PoolId] = HashOrder()  # private pools that nobody uses any more
         self.reserved_bytes = 0
         self.limit: int | None = None
         self.active: dict[int, Block] = {}
@@ -90,7 +92,6 @@ class Heap:
     def drop_segment(self, pool: BlockPool, size: int) -> None:
         """Account for a segment that cudaFree took."""
         self._count_segment(pool, size, -1)
-        self.statistics.counts["num_device_free"] += 1
 
     def change_reserved(self, pool: BlockPool, size: int) -> None:
         """Account for pages that were mapped, or unmapped where `size` is negative."""
@@ -122,7 +123,7 @@ class Heap:
         free_list.blocks.insert(index, block)
         block.insert_count = free_list.pool.searches
 
-    def find(self, pool: BlockPool, stream: int, rounded: int) -> Block | None:
+    def find(self, pool: BlockPool, stream: int, rounded: int, *, expandable: bool = True) -> Block | None:
         """Take the block that a request gets out of its list, None where there is none."""
         if self.collecting:
             pool.searches += 1
@@ -132,7 +133,7 @@ class Heap:
         blocks = free_list.blocks
         index = bisect_left(free_list.keys, rounded << KEY_SHIFT)
         if index < len(blocks) and blocks[index].segment.page:
-            index = self._skip_expandable(blocks, index)
+            index = self._skip_expandable(blocks, index, expandable)
         if index == len(blocks):
             return None
         block = blocks[index]
@@ -144,10 +145,10 @@ class Heap:
         block.key = 0
         return block
 
-    def _skip_expandable(self, blocks: list[Block], index: int) -> int:
+    def _skip_expandable(self, blocks: list[Block], index: int, wanted: bool) -> int:
         """Move on from an expandable candidate: to one that can grow less, or, with the mode off, past all of them."""
         last = len(blocks) - 1
-        if self.conf.expandable_segments:
+        if wanted and self.conf.expandable_segments:
             while index < last and blocks[index].segment.page and _reach(blocks[index + 1]) < _reach(blocks[index]):
                 index += 1
             return index
@@ -155,40 +156,41 @@ class Heap:
             index += 1
         return index
 
-    def cut(self, block: Block, rounded: int, requested: int) -> Block:
+    def cut(self, block: Block, rounded: int, requested: int, *, expandable: bool = True) -> Block:
         """Allocate a block that left its list: return its front part, or all of it, and log what changed."""
         free_list = block.free_list
         pool = free_list.pool
-        expandable = block.segment.page != 0
+        mapped = block.segment.page != 0
         was_split = block.is_split
         code = codes.ALLOC
-        if self._splits(pool, rounded, block.size - rounded):
+        by_bytes = pool.is_small or (expandable and self.conf.expandable_segments)
+        if self._splits(pool, rounded, block.size - rounded, by_bytes):
             front = self.new_block(block.segment, free_list, block.pos, rounded)
             front.put_between(block.prev, block)
             block.pos += rounded
             block.size -= rounded
             self.insert(block)
-            if not expandable:
+            if not mapped:
                 code = codes.ALLOC_CUT if was_split else codes.ALLOC_SPLIT
                 if not was_split:
                     self.statistics.extras.append(block.size)
             block = front
-        elif was_split and not expandable:
+        elif was_split and not mapped:
             code = codes.ALLOC_LAST
         block.allocated = True
         block.requested = requested
         block.charge = self.statistics.charge(requested, block.size, pool.is_small)
         self.log(code, block.charge)
-        block.special = expandable
+        block.special = mapped
         if block.size >= self.max_split:
             block.special = True
             change(self.statistics.oversize_allocations, 1)
         return block
 
-    def _splits(self, pool: BlockPool, rounded: int, remaining: int) -> bool:
+    def _splits(self, pool: BlockPool, rounded: int, remaining: int, by_bytes: bool) -> bool:
         if pool.owner is not None and pool.owner.no_split:
             return False
-        if pool.is_small or self.conf.expandable_segments:
+        if by_bytes:
             return remaining >= MIN_BLOCK
         return rounded < self.max_split and remaining > SMALL_SIZE
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
+
 from xmem.errors import UsageError
 from xmem.simulate import layout, mapping, release
 from xmem.simulate.allocator import DEFAULT_POOL, Layout, Memory, OutOfMemory, PoolId, Stats
 from xmem.simulate.blocks import Block, BlockPool, PrivatePool
 from xmem.simulate.conf import AllocConf, apply_conf, parse_conf
 from xmem.simulate.device import Device, as_device
+from xmem.simulate.hash_order import HashOrder, pool_hash
 from xmem.simulate.heap import Heap
 from xmem.simulate.pending import PendingFrees
 from xmem.simulate.rounding import IMPOSSIBLE_SIZE, SMALL_SIZE, round_size, segment_size
@@ -20,6 +23,14 @@ def make(memory: Memory, conf_text: str = "", torch_version: str | None = None) 
     return Native(as_device(memory), parse_conf(conf_text, torch_version), parse_version(torch_version))
 
 
+@dataclass(eq=False)
+class Graph:
+    """A captured graph: its pool, and the MemPools that served it."""
+
+    pool: PoolId
+    mem_pools: dict[PoolId, None] = field(default_factory=dict)
+
+
 class Native:
     """The allocator: Allocator and PoolAllocator of the contract."""
 
@@ -29,27 +40,31 @@ class Native:
         self.pending = PendingFrees(self.heap)
         self._rounded: dict[int, int] = {}
         self._captures: dict[PoolId, int] = {}
+        self._graphs: list[Graph] = []
+        self._pools_on_oom: HashOrder[PoolId] = HashOrder()
         self._pool_count = 0
         self._graph_count = 0
+        self._first_conf = conf
         if conf.per_process_memory_fraction < 1.0:
             self.set_memory_fraction(conf.per_process_memory_fraction)
-        self._fraction = conf.per_process_memory_fraction
 
     # -- requests
 
     def alloc(self, size: int, *, stream: int = 0, pool: PoolId = DEFAULT_POOL) -> int:
         """Return the address of a block of `size` bytes or more, 0 for size 0; raise OutOfMemory."""
+        if self._captures and pool != DEFAULT_POOL:
+            self._keep_for_graph(pool)
         if size == 0:
             return 0
         if size >= IMPOSSIBLE_SIZE:
             raise OutOfMemory(size, device_free_bytes=self.device.free_bytes)
         heap = self.heap
-        if pool == DEFAULT_POOL and not self._captures and self.pending:
+        if self.pending and not self._captures and (pool == DEFAULT_POOL or heap.version >= (2, 13)):
             self.pending.poll()
         rounded = self._rounded.get(size) or self._round(size)
         block_pool = heap.block_pool(self._route(pool, stream), rounded <= SMALL_SIZE)
-        block = heap.find(block_pool, stream, rounded) or self._make_room(block_pool, stream, rounded, size)
-        block = heap.cut(block, rounded, size)
+        found = heap.find(block_pool, stream, rounded)
+        block = heap.cut(found, rounded, size) if found else self._make_room(block_pool, stream, rounded, size)
         address = block.address
         heap.active[address] = block
         return address
@@ -104,14 +119,18 @@ class Native:
         """Make a MemPool, as `torch.cuda.MemPool()` does, and return its id."""
         self._pool_count += 1
         private = self._use_pool((0, self._pool_count))
-        private.use_on_oom = use_on_oom
         private.no_split = no_split
+        if use_on_oom:
+            self._pools_on_oom.add(private.id, pool_hash(private.id))
         return private.id
 
     def delete_pool(self, pool: PoolId) -> None:
-        """Drop a MemPool: its use count falls and its free memory goes back."""
+        """Drop a MemPool: its use count falls and, unless a capture is on, its free memory goes back."""
         self._leave_pool(pool)
-        release.release_cached(self.heap, self.pending, pool, capturing=bool(self._captures))
+        if pool in self._pools_on_oom:
+            self._pools_on_oom.remove(pool)
+        if not self._captures:
+            release.release_cached(self.heap, self.pending, pool)
 
     def begin_capture(self, stream: int, share: PoolId | None = None) -> PoolId:
         """Begin a graph capture on `stream` into a new private pool, or into the pool `share`."""
@@ -120,6 +139,7 @@ class Native:
             share = (self._graph_count, 0)
         self._use_pool(share)
         self._captures[share] = stream
+        self._graphs.append(Graph(share))
         return share
 
     def end_capture(self, pool: PoolId) -> None:
@@ -128,8 +148,13 @@ class Native:
             raise UsageError(f"No capture into pool {pool} is on.")
 
     def delete_graph(self, pool: PoolId) -> None:
-        """Drop a captured graph: its pool's use count falls; memory goes back at the next release."""
-        self._leave_pool(pool)
+        """Drop the oldest graph of a pool: use counts fall; memory goes back at the next release."""
+        graph = next((graph for graph in self._graphs if graph.pool == pool), None)
+        if graph is None:
+            raise UsageError(f"There is no graph in pool {pool}.")
+        self._graphs.remove(graph)
+        for kept in (pool, *graph.mem_pools):
+            self._leave_pool(kept)
 
     # -- settings
 
@@ -137,13 +162,13 @@ class Native:
         """Limit reserved bytes to `fraction` of the device, as `set_per_process_memory_fraction` does."""
         if not 0.0 <= fraction <= 1.0:
             raise UsageError(f"A memory fraction lies between 0 and 1; {fraction} does not.")
-        self._fraction = fraction
         self.heap.set_limit(int(fraction * self.device.total_bytes) if fraction < 1.0 else None)
 
     def set_conf(self, text: str) -> None:
         """Apply PYTORCH_ALLOC_CONF text at run time, with torch's reset rules; raise UsageError."""
         conf, error = apply_conf(text, self.heap.version, self.heap.conf)
         if error is None and conf.backend != self.heap.conf.backend:
+            conf = replace(conf, backend=self.heap.conf.backend)
             error = UsageError("The backend is fixed when torch is loaded; it cannot change at run time.")
         self._rounded.clear()
         self.heap.apply(conf)
@@ -176,8 +201,8 @@ class Native:
         )
 
     def memory_stats(self) -> dict[str, int]:
-        """The flat dictionary of `torch.cuda.memory_stats()`."""
-        size = self.heap.conf.max_split_size
+        """The flat dictionary of `torch.cuda.memory_stats()`; max_split_size stays what it was at the start."""
+        size = self._first_conf.max_split_size
         return self.heap.statistics.flat() | {"max_split_size": -1 if size is None else size}
 
     def reset_peak_stats(self) -> None:
@@ -211,6 +236,13 @@ class Native:
                 return captured
         return DEFAULT_POOL
 
+    def _keep_for_graph(self, pool: PoolId) -> None:
+        """A MemPool that serves a request during a capture is kept as long as the graph."""
+        graph = self._graphs[-1]
+        if pool not in graph.mem_pools:
+            graph.mem_pools[pool] = None
+            self._use_pool(pool)
+
     def _use_pool(self, pool: PoolId) -> PrivatePool:
         private = self.heap.private_pools.get(pool)
         if private is None:
@@ -223,9 +255,11 @@ class Native:
         if private is None or private.use_count == 0:
             raise UsageError(f"There is no pool {pool} in use.")
         private.use_count -= 1
+        if private.use_count == 0:
+            self.heap.freeable.add(pool, pool_hash(pool))
 
     def _make_room(self, pool: BlockPool, stream: int, rounded: int, size: int) -> Block:
-        """Return a block that the free lists did not have: grown, found in a spare pool, or after releasing memory."""
+        """Allocate what the free lists did not have: grown, from a spare pool, or after releasing memory."""
         heap = self.heap
         if heap.collecting:
             release.collect_garbage(heap)
@@ -233,6 +267,8 @@ class Native:
         block = self._grow(pool, stream, rounded, needed, size)
         if block is None and pool.owner is None:
             block = self._find_on_oom(pool.is_small, stream, rounded)
+            if block is not None:
+                return heap.cut(block, rounded, size, expandable=False)
         if block is None and release.release_available(heap, pool, stream, rounded):
             block = self._grow(pool, stream, rounded, needed, size)
         if block is None and not self._captures:
@@ -242,16 +278,15 @@ class Native:
         if block is None:
             heap.statistics.counts["num_ooms"] += 1
             raise self._out_of_memory(size, rounded, needed)
-        return block
+        return heap.cut(block, rounded, size)
 
     def _grow(self, pool: BlockPool, stream: int, rounded: int, needed: int, size: int) -> Block | None:
         """Take new memory from the device, None where the limit or the device refuses."""
         heap = self.heap
         if heap.limit is not None and heap.reserved_bytes + needed > heap.limit:
             return None
-        if heap.conf.throw_on_cudamalloc_oom and heap.reserved_bytes + needed > int(
-            self._fraction * self.device.total_bytes
-        ):
+        share = int(heap.conf.per_process_memory_fraction * self.device.total_bytes)  # the text's, not the API's
+        if heap.conf.throw_on_cudamalloc_oom and heap.reserved_bytes + needed > share:
             heap.statistics.counts["num_oom_rejections"] += 1
             raise self._out_of_memory(size, rounded, needed, rejected=True)
         if heap.conf.expandable_segments:
@@ -266,12 +301,11 @@ class Native:
         return heap.add_segment(pool, stream, address, needed)
 
     def _find_on_oom(self, small: bool, stream: int, rounded: int) -> Block | None:
-        """Look in the free lists of MemPools that serve others at an out-of-memory error."""
-        for private in self.heap.private_pools.values():
-            if private.use_on_oom:
-                block = self.heap.find(private.small if small else private.large, stream, rounded)
-                if block is not None:
-                    return block
+        """Look in MemPools that serve others at an out-of-memory error, as if expandable segments were off."""
+        for pool in self._pools_on_oom:
+            block = self.heap.find(self.heap.block_pool(pool, small), stream, rounded, expandable=False)
+            if block is not None:
+                return block
         return None
 
     def _out_of_memory(self, size: int, rounded: int, needed: int, *, rejected: bool = False) -> OutOfMemory:

@@ -31,7 +31,11 @@ class PendingFrees:
         self._record_events(block)
 
     def defer(self, block: Block) -> None:
-        """Keep the block until no capture is on: events recorded during one cannot be polled."""
+        """Keep the block until no capture is on: events recorded during one cannot be polled.
+
+        torch visits such blocks in the order of its own host pointers, which nothing tells; here it is the order of
+        the frees. Only sums and peaks of inactive split memory can differ.
+        """
         self.blocks[block.address] = block
         self._deferred.append(block)
 

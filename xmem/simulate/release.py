@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
+from xmem.errors import UsageError
 from xmem.simulate import mapping
 from xmem.simulate.allocator import DEFAULT_POOL, PoolId
 from xmem.simulate.blocks import KEY_SHIFT, Block, BlockPool
@@ -65,20 +66,31 @@ def release_cached(heap: Heap, pending: PendingFrees, pool: PoolId = DEFAULT_POO
         pending.synchronize()
         _release_pool(heap, heap.large)
         _release_pool(heap, heap.small)
-    for private in [p for p in heap.private_pools.values() if p.use_count == 0]:
-        if pool != DEFAULT_POOL:
-            if private.id != pool:
-                continue
-            pending.synchronize(private)
-        _release_pool(heap, private.small)
-        _release_pool(heap, private.large)
-        if private.segment_count == 0:
-            del heap.private_pools[private.id]
+    slot = 0
+    while slot < heap.freeable.slot_count:
+        private_id = heap.freeable.at(slot)
+        if private_id is not None and pool in (DEFAULT_POOL, private_id):
+            private = heap.private_pools[private_id]
+            if pool != DEFAULT_POOL:
+                pending.synchronize(private)
+            _release_pool(heap, private.small)
+            _release_pool(heap, private.large)
+            if private.segment_count == 0:
+                del heap.private_pools[private_id]
+                heap.freeable.remove(private_id)
+                continue  # another pool may have moved up into the slot
+        slot += 1
 
 
 def release_block(heap: Heap, block: Block) -> None:
     """Give the segment of a whole free block back."""
     pool = block.free_list.pool
+    heap.statistics.counts["num_device_free"] += 1
+    if block.is_split:
+        raise UsageError(
+            f"cudaFree of a part of a segment, {block.size} bytes at {block.address}: invalid argument.",
+            "torch does the same: max_split_size_mb was lowered at run time, below a block cut before.",
+        )
     block.free_list.remove(block)
     heap.device.release(block.segment.address)
     heap.drop_segment(pool, block.size)
