@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,11 +16,13 @@ if TYPE_CHECKING:
 
 
 def ingested_text(ingested: Sequence[Ingested], *, verbose: bool = False) -> str:
-    """Say for each run what it is and how much of it there is, and what to run next."""
-    lines = [line for one in ingested for line in _run_lines(one, verbose)]
-    if ingested:
-        lines.append(f"next: xmem simulate {make_inert(ingested[-1].run_id)} --gpu 24")
-    return "\n".join(lines)
+    """Say for each run what it is and how much of it there is."""
+    return "\n".join(line for one in ingested for line in _run_lines(one, verbose))
+
+
+def next_step(one: Ingested) -> str:
+    """Name the command that most people run next."""
+    return f"next: xmem simulate {one.run_id} --gpu 24"
 
 
 def _run_lines(one: Ingested, verbose: bool) -> list[str]:
@@ -69,7 +72,10 @@ def _issue_facts(one: Ingested, verbose: bool) -> list[tuple[str, str]]:
     if not one.issues:
         return [("issues", "none")]
     if not verbose:
-        return [("issues", ", ".join(f"{issue.code} {issue.count:,}" for issue in one.issues))]
+        counts = Counter[str]()
+        for issue in one.issues:
+            counts[issue.code] += issue.count
+        return [("issues", ", ".join(f"{code} {count:,}" for code, count in counts.items()))]
     return [
         (
             "issue",

@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
+from xmem.cli.options import print_error
 from xmem.errors import XmemError
-from xmem.render import make_inert
 from xmem.version import __version__
 
 #: Commands in the order of the help page; each is a module of this package that holds a click command `command`.
@@ -106,22 +106,15 @@ def run(arguments: Sequence[str] | None = None) -> int:
         error.show()
         return error.exit_code
     except XmemError as error:
-        _print_error(error.message, error.hint)
+        print_error(error)
         return error.exit_code
     except Exception as error:
         if os.environ.get("XMEM_DEBUG"):
             traceback.print_exc()
-        _print_error(
-            f"xmem failed in a way that it should not: {type(error).__name__}: {error}",
-            "This is a fault of xmem, not of your input. XMEM_DEBUG=1 shows where it happened.",
-        )
+        told = f"xmem failed in a way that it should not: {type(error).__name__}: {error}"
+        hint = "This is a fault of xmem, not of your input. XMEM_DEBUG=1 shows where it happened."
+        print_error(XmemError(told, hint))
         return EXIT_INTERNAL
-
-
-def _print_error(message: str, hint: str) -> None:
-    click.echo(f"error: {make_inert(message)}", err=True)
-    if hint:
-        click.echo(f"hint: {make_inert(hint)}", err=True)
 
 
 def main() -> None:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from xmem.cli.options import json_option, print_text, store_option, verbosity_options
+from xmem.cli.options import json_option, print_error, print_text, store_option, verbosity_options
 from xmem.cli.progress import progress_line
+from xmem.errors import EXIT_OK, XmemError
 from xmem.render import json_text, make_inert
-from xmem.render_ingest import ingested_text
+from xmem.render_ingest import ingested_text, next_step
 
 if TYPE_CHECKING:
     from xmem.ingest import Ingested, IngestOptions
@@ -53,20 +54,41 @@ class StepRange(click.ParamType["tuple[int, int]"]):
 @click.option("--hta", is_flag=True, help="Add holistic-trace-analysis' tables of a GPU trace.")
 @json_option
 @verbosity_options
-def command(files: tuple[str, ...], as_json: bool, quiet: bool, verbose: bool, **options: Any) -> None:
+def command(files: tuple[str, ...], as_json: bool, quiet: bool, verbose: bool, **options: Any) -> int:
     """Read traces into the store.
 
     FILE is a torch.profiler trace, a CUDA memory snapshot, a memory timeline or an xmem event log, gzip or not;
     its content decides, not its name. A folder is one run with ranks, - is standard input.
     """
+    done: list[Ingested] = []
+    code = EXIT_OK
+    for group in [files] if options["as_ranks"] else [(file,) for file in files]:
+        try:
+            read = _ingest_group(group, quiet, options)
+        except XmemError as error:  # the other files are still read
+            print_error(error)
+            code = code or error.exit_code
+            continue
+        if not as_json:
+            print_text(ingested_text(read, verbose=verbose))
+        done += read
+    if as_json:
+        print_text(json_text(done))
+    elif done and not quiet:
+        print_text(next_step(done[-1]))
+    return code
+
+
+def _ingest_group(group: tuple[str, ...], quiet: bool, options: dict[str, Any]) -> list[Ingested]:
+    """Read what is one run, or one argument of the command line, and warn of what was odd in it."""
     from xmem.ingest import ingest
 
     with progress_line(quiet=quiet) as progress:
-        ingested = ingest(files, options=_ingest_options(options, progress))
-    if not quiet:
-        for warning in _warnings(ingested):
-            click.echo(f"warning: {make_inert(warning)}", err=True)
-    print_text(json_text(ingested) if as_json else ingested_text(ingested, verbose=verbose))
+        read = ingest(group, options=_ingest_options(options, progress))
+    for one in read:
+        for warning in () if quiet else one.warnings:
+            click.echo(f"warning: {make_inert(one.name)}: {make_inert(warning)}", err=True)
+    return read
 
 
 def _ingest_options(options: dict[str, Any], progress: Any) -> IngestOptions:
@@ -82,8 +104,3 @@ def _ingest_options(options: dict[str, Any], progress: Any) -> IngestOptions:
     )
     passed = {name: options[name] for name in ("store", "force", "strict", "as_ranks", "rank", "name", "hta")}
     return IngestOptions(filters=filters, progress=progress, **passed)
-
-
-def _warnings(ingested: list[Ingested]) -> list[str]:
-    several = len(ingested) > 1
-    return [f"{one.name}: {text}" if several else text for one in ingested for text in one.warnings]

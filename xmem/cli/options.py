@@ -9,6 +9,9 @@ from typing import Any, TypeVar
 
 import click
 
+from xmem.errors import XmemError
+from xmem.render import make_inert
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -37,6 +40,13 @@ def verbosity_options(function: Function) -> Function:
 def print_text(text: str) -> None:
     """Print a result with one line end after it."""
     click.echo(text.rstrip("\n"))
+
+
+def print_error(error: XmemError) -> None:
+    """Print what failed and what to do on standard error."""
+    click.echo(f"error: {make_inert(error.message)}", err=True)
+    if error.hint:
+        click.echo(f"hint: {make_inert(error.hint)}", err=True)
 
 
 def terminal_width() -> int | None:
