@@ -10,7 +10,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -195,6 +195,7 @@ class RunWriter:
         self._run_id = run_id
         self._id = uuid.uuid4().hex
         self._open: dict[tuple[str, int], pq.ParquetWriter] = {}
+        self._made_store = not store.path.exists()
         with _disk_errors(store.path):
             store._create()
             self.folder = store.path / _STAGING / self._id
@@ -212,7 +213,10 @@ class RunWriter:
             folder = self.folder / table / f"rank={rank}"
             folder.mkdir(parents=True)
             schema = arrow_schema(table).with_metadata({"xmem_schema_version": str(SCHEMA_VERSION)})
-            self._open[key] = pq.ParquetWriter(folder / "part-00000.parquet", schema, compression="zstd")
+            words = [field.name for field in schema if str(field.type) == "string"]
+            self._open[key] = pq.ParquetWriter(
+                folder / "part-00000.parquet", schema, compression="zstd", use_dictionary=words
+            )
         self._open[key].write_table(_conform(table, frame))
 
     def commit(self, run_id: str | None = None) -> None:
@@ -247,6 +251,16 @@ class RunWriter:
                 continue
         self._open.clear()
         shutil.rmtree(self.folder, ignore_errors=True)
+        if self._made_store:
+            _remove_if_unused(self._store.path)
+
+
+def _remove_if_unused(root: Path) -> None:
+    """Remove a store that holds nothing but its marker: a first ingest that failed leaves no trace."""
+    with suppress(OSError):  # another writer is at work in it
+        (root / _STAGING).rmdir()
+        if [file.name for file in root.iterdir()] == [_MARKER]:
+            shutil.rmtree(root)
 
 
 def _roll_forward(root: Path, journal: Path) -> None:

@@ -3,58 +3,82 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from xmem.errors import UnreadableError
 from xmem.ingest import DeviceFacts, Ingested, IssueFacts, SourceFacts
-from xmem.schema import issue_codes
+from xmem.schema import issue_codes, tables
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from xmem.ingest.adapter import Notes
     from xmem.store import Store
 
-Row = TypeVar("Row")
-
 _SILENT = ("note", "info")
-
-_DEVICES = """
-SELECT d.rank, d.device_type || CASE WHEN d.device_index < 0 THEN '' ELSE ':' || d.device_index END AS device,
-  d.name, d.total_bytes, d.baseline_bytes, coalesce(e.peak, 0)::BIGINT AS peak_allocated_bytes,
-  coalesce(e.final, 0)::BIGINT AS end_allocated_bytes, e.reserved::BIGINT AS peak_reserved_bytes, d.complete_history
-FROM devices d LEFT JOIN (
-  SELECT rank, device_type, device_index, max(allocated_bytes) AS peak, arg_max(allocated_bytes, seq) AS final,
-    max(reserved_bytes) AS reserved
-  FROM events WHERE run_id = $1 GROUP BY ALL
-) e USING (rank, device_type, device_index)
-WHERE d.run_id = $1 ORDER BY d.rank, d.device_type, d.device_index
-"""
 
 
 def describe_stored(store: Store, run_id: str, *, already_there: bool) -> Ingested:
     """Read back what the store says about a run."""
-    connection = store.connect()
-    sources = _rows(connection, SourceFacts, "SELECT {} FROM runs WHERE run_id = $1 ORDER BY rank", run_id)
-    devices = _rows(connection, DeviceFacts, f"SELECT {{}} FROM ({_DEVICES})", run_id)
-    issues = _rows(connection, IssueFacts, "SELECT {} FROM issues WHERE run_id = $1 ORDER BY rank, code", run_id)
-    name, adapter = connection.execute(
-        "SELECT any_value(name), any_value(adapter) FROM runs WHERE run_id = $1", [run_id]
-    ).fetchall()[0]
+    runs = _table(store, "runs", run_id).sort("rank")
+    sources = [SourceFacts(**row) for row in _chosen(runs, SourceFacts)]
+    issues = [IssueFacts(**row) for row in _chosen(_table(store, "issues", run_id).sort("rank", "code"), IssueFacts)]
     totals = {
         name: sum(getattr(source, name) for source in sources)
         for name in ("event_count", "memory_event_count", "span_count", "stack_count")
     }
     return Ingested(
         run_id=run_id,
-        name=name,
-        adapter=adapter,
+        name=runs["name"][0],
+        adapter=runs["adapter"][0],
         already_there=already_there,
         ranks=tuple(source.rank for source in sources),
         **totals,
         sources=tuple(sources),
-        devices=tuple(devices),
+        devices=tuple(_devices(store, run_id)),
         issues=tuple(issues),
         warnings=tuple(sentence(issue) for issue in issues if issue.severity not in _SILENT),
     )
+
+
+def _table(store: Store, table: str, run_id: str) -> pl.DataFrame:
+    """Return a table of a run with its rank; without rows where the run has none."""
+    import polars as pl
+
+    folder = store.path / table / f"run_id={run_id}"
+    if not folder.is_dir():
+        names = [column.name for column in tables()[table].columns]
+        return pl.DataFrame(schema={name: pl.Null for name in names})
+    return pl.read_parquet(folder, hive_partitioning=True)
+
+
+def _devices(store: Store, run_id: str) -> list[DeviceFacts]:
+    import polars as pl
+
+    keys = ["rank", "device_type", "device_index"]
+    devices = _table(store, "devices", run_id)
+    folder = store.path / "events" / f"run_id={run_id}"
+    if folder.is_dir():
+        levels = (
+            pl.scan_parquet(folder, hive_partitioning=True)
+            .group_by(keys)
+            .agg(
+                peak_allocated_bytes=pl.col("allocated_bytes").max(),
+                end_allocated_bytes=pl.col("allocated_bytes").sort_by("seq").last(),
+                peak_reserved_bytes=pl.col("reserved_bytes").max(),
+            )
+        )
+        devices = devices.join(levels.collect(), on=keys, how="left")
+    index = pl.col("device_index")
+    number = pl.when(index < 0).then(pl.lit("")).otherwise(pl.lit(":") + index.cast(pl.String))
+    shown = devices.sort(keys).with_columns(device=pl.col("device_type") + number)
+    return [DeviceFacts(**row) for row in _chosen(shown, DeviceFacts)]
+
+
+def _chosen(frame: pl.DataFrame, row: type[Any]) -> list[dict[str, Any]]:
+    """Return rows as dictionaries with the fields of a dataclass."""
+    names = [field.name for field in fields(row)]
+    return frame.select(names).rows(named=True) if frame.height else []
 
 
 def sentence(issue: IssueFacts) -> str:
@@ -79,8 +103,3 @@ def fail_if_strict(sources: list[tuple[str, Notes]]) -> None:
             f"Nothing was stored, as --strict asks: {'; '.join(found)}.",
             "Read it without --strict to keep what is whole; `xmem query` on the table issues tells the rest.",
         )
-
-
-def _rows(connection: Any, row: type[Row], sql: str, run_id: str) -> list[Row]:
-    names = [field.name for field in fields(row)]  # type: ignore[arg-type]
-    return [row(*values) for values in connection.execute(sql.format(", ".join(names)), [run_id]).fetchall()]

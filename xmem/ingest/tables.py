@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,7 @@ class FinalState:
 
 
 def build_tables(spool: Spool, notes: Notes, facts: dict[str, object], write: Write) -> None:
-    """Write every table of one source."""
+    """Write every table of one source; spans are written beside the work on events."""
     offset_ns = int(str(notes.facts.pop("ts_offset_ns", 0)))
     counts = {"span_count": spool.rows("spans"), "stack_count": spool.rows("stacks")}
     notes.issues.pop("no_addresses", None)  # counted again where frees are paired
@@ -46,20 +47,22 @@ def build_tables(spool: Spool, notes: Notes, facts: dict[str, object], write: Wr
     devices = complete("devices", spool.take_all("devices"))
     events = order_events(complete("events", spool.take_all("events")), notes, offset_ns)
     recorded = _recorded_facts(events, notes)
-    histories = _histories(events, state, devices, notes)
-    del events
     attribution = attribute_spans(spool, notes, offset_ns)
-    events, alloc_of_block = _joined(histories, state, attribution, notes)
-    events, baseline = cut_to_window(events, histories, attribution, notes)
-    _write_in_parts("events", events, write)
-    attribution.write_spans(spool, offset_ns, write)
+    with ThreadPoolExecutor(1) as beside:
+        writing = beside.submit(attribution.write_spans, spool, offset_ns, write)
+        histories = _histories(events, state, devices, notes)
+        del events
+        joined, alloc_of_block = _joined(histories, state, attribution, notes)
+        kept, baseline = cut_to_window(joined, histories, attribution, notes)
+        _write_in_parts("events", kept, write)
+        writing.result()
     for frame in spool.frames("stacks"):
         write("stacks", frame)
     write("segments", complete("segments", state.segments))
     write("blocks", state.blocks.select(_names("blocks", state.blocks)).with_columns(alloc_id=alloc_of_block))
     write("devices", _device_rows(histories, devices, notes))
     write("issues", issue_rows(notes))
-    facts = {**facts, **counts, **recorded, "event_count": events.height, "baseline_bytes": baseline}
+    facts = {**facts, **counts, **recorded, "event_count": kept.height, "baseline_bytes": baseline}
     write("runs", _run_row(facts, notes))
 
 
