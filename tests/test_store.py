@@ -85,18 +85,25 @@ def test_addresses_keep_64_unsigned_bits(store: Store) -> None:
     assert store.connect().execute("SELECT max(address) FROM events").fetchone() == (2**63 + 1,)
 
 
-def test_a_writer_without_commit_leaves_nothing(store: Store) -> None:
+def test_a_first_writer_without_commit_leaves_no_store(store: Store) -> None:
     with store.writer("abc123") as writer:
         writer.write("runs", 0, run_row())
     assert store.runs() == []
-    assert list((store.path / ".staging").iterdir()) == []
+    assert not store.path.exists()
+
+
+def test_a_first_writer_without_commit_leaves_the_store_to_others(store: Store) -> None:
+    with store.writer("abc123"):
+        add_run(store, "def456")
+    assert [run.run_id for run in store.runs()] == ["def456"]
 
 
 def test_a_writer_that_raises_leaves_nothing(store: Store) -> None:
+    add_run(store, "old")
     with pytest.raises(ValueError, match="torn"), store.writer("abc123") as writer:
         writer.write("events", 0, event_rows())
         raise ValueError("torn")
-    assert count(store, "events") == 0
+    assert count(store, "events") == 2
     assert list((store.path / ".staging").iterdir()) == []
 
 
@@ -258,7 +265,7 @@ def test_a_writer_that_was_killed_before_its_commit_leaves_the_store_as_it_was(s
 def test_what_a_killed_writer_left_goes_after_a_day(store: Store) -> None:
     add_run(store, "old")
     left = store.path / ".staging" / "left"
-    left.mkdir()
+    left.mkdir(parents=True)
     os.utime(left, (1, 1))
     add_run(store, "new")
     assert not left.exists()

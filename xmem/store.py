@@ -309,10 +309,6 @@ def _conform(table: str, frame: pl.DataFrame) -> object:
     return pa.Table.from_batches(complete.to_arrow().cast(schema).to_batches(), schema=schema)
 
 
-def _age(run: Run) -> tuple[int, str]:
-    return run.ingested_ns, run.run_id
-
-
 def _run(run_id: str, rows: list[dict[str, object]]) -> Run:
     rows = sorted(rows, key=lambda row: int(str(row["rank"])))
     first = rows[0]
