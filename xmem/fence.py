@@ -96,6 +96,7 @@ def run_select(
         raise _wrong(error) from error
     finally:
         timer.cancel()
+        timer.join()  # a thread that is still waking up while Python ends aborts the process
         connection.execute("ROLLBACK")
 
 
