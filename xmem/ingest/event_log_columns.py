@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 #: Columns of the tables that only reading can fill.
 _DERIVED = {
-    "events": {"seq", "allocated_bytes", "active_bytes", "reserved_bytes"},
+    "events": {"seq", "allocated_bytes", "active_bytes", "reserved_bytes", "end_seq"},
     "spans": {"op_id", "module_id"},
     "devices": {"baseline_bytes", "baseline_reserved_bytes", "complete_history"},
     "blocks": {"alloc_id"},

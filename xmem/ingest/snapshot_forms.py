@@ -47,11 +47,11 @@ def read_snapshot(meter: Meter) -> Snapshot:
     if head[:4] == _ZIP:
         return _read_archive(meter.read_rest())
     if head.removeprefix(_BOM).lstrip()[:1] in (b"{", b"["):
-        return _read_json(meter.read_rest())
+        return read_json(meter.read_rest())
     try:
         root = load_plain(stream)
     except DamagedDataError as damage:
-        return _salvage_pickle(meter.read_rest(), damage)
+        return salvage_snapshot(meter.read_rest(), damage)
     meter.forget()
     return arrange(root, "pickle")
 
@@ -85,9 +85,8 @@ def arrange(root: object, kind: str) -> Snapshot:
 def _sort_list(root: list[Any], kind: str) -> dict[str, Any]:
     first = next((item for item in root if isinstance(item, dict)), None)
     if first is None:
-        raise ForeignDataError(
-            f"it is a {kind}, but it holds a list without any segment" if root else f"its {kind} is an empty list"
-        )
+        what = "a list without any segment" if root else "an empty list"
+        raise ForeignDataError(f"it is a {kind}, but it holds {what}")
     if "action" in first:
         return {"traces": [(0, root)]}
     if "blocks" in first or "total_size" in first:
@@ -126,7 +125,8 @@ def _read_archive(data: bytes) -> Snapshot:
         raise not_snapshot from None
 
 
-def _salvage_pickle(data: bytes, damage: DamagedDataError) -> Snapshot:
+def salvage_snapshot(data: bytes, damage: DamagedDataError) -> Snapshot:
+    """Return every whole segment and entry before the place where a pickle breaks; nothing whole is the damage."""
     waiting = salvage(data)
     found = _reassemble(waiting)
     if not found.segments and not any(entries for _, entries in found.traces):
@@ -186,7 +186,7 @@ def _place(found: Snapshot, key: str, part: Any) -> None:
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 
-def _read_json(data: bytes) -> Snapshot:
+def read_json(data: bytes) -> Snapshot:
     """Read a snapshot that was dumped as JSON; of a cut or broken one, everything whole before the fault."""
     import json
 

@@ -147,7 +147,7 @@ def _explain_failure(facts: dict[str, Any], name: str) -> RefusedError | Unreada
             "Copy the file again, or let the job finish writing it.",
         )
     return UnreadableError(
-        f"{name!r} cannot be read: it is a damaged pickle ({said[0]}).",
+        f"{name!r} cannot be read: it is damaged ({said[0]}).",
         "Copy the file again, or dump a fresh snapshot.",
     )
 
