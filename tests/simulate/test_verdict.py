@@ -150,6 +150,13 @@ def test_notes_say_what_is_assumed(tmp_path: Path) -> None:
     assert "names no steps" in joined
 
 
+def test_a_tried_request_is_among_those_that_hold_the_peak(tmp_path: Path) -> None:
+    events = [event("alloc", 0, 30 * MIB, category="parameter"), event("oom", None, 50 * MIB)]
+    verdict = simulate(gpu=1, store=make_store(tmp_path, events).path)
+    assert verdict.peak_allocated_bytes == 80 * MIB
+    assert [(row.category, row.bytes) for row in verdict.at_peak] == [(None, 50 * MIB), ("parameter", 30 * MIB)]
+
+
 def test_issues_of_the_run_are_in_the_answer(tmp_path: Path) -> None:
     issues = [{"code": "no_totals", "severity": "info", "count": 3, "detail": "x"}]
     verdict = simulate(gpu=1, store=training_store(tmp_path, tables={"issues": issues}).path)

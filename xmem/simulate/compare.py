@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from xmem.errors import UsageError
+from xmem.simulate.conf import parse_conf
+from xmem.simulate.device import Device
 from xmem.simulate.options import SimulateOptions
 from xmem.simulate.simulation import make_setup
+from xmem.simulate.start import rebuild_start
 from xmem.simulate.torch_version import parse_version
-from xmem.simulate.trial import UNLIMITED_BYTES, Setup, try_on
+from xmem.simulate.trial import UNLIMITED_BYTES, Setup, replay_on
 from xmem.store import Store
 
 if TYPE_CHECKING:
@@ -69,8 +74,8 @@ def compare_recorded(
 ) -> Comparison:
     """Replay a run's requests and compare the segments that the allocator makes with those recorded.
 
-    The device is as large as it must be: unlimited, or, where the recording met out-of-memory errors, just the
-    reserved bytes that it reached.
+    The device is as large as it must be: unlimited, or, where the recording gave memory back or met out-of-memory
+    errors, just the reserved bytes that it reached. What a snapshot shows of the time before is rebuilt first.
     """
     from xmem.simulate.replay import encode
     from xmem.simulate.requests import find_source, make_recorded_requests, read_requests
@@ -80,63 +85,130 @@ def compare_recorded(
         chosen = opened.find_run(run)
         source = find_source(connection, chosen, rank=options.rank, device=options.device)
         setup, _ = make_setup(options, source.torch_version, source.alloc_conf)
-        recorded, failed = _recorded(connection, source)
+        recorded, pressed, shows_segments = _recorded(connection, source)
         lossy = _is_lossy(connection, source)
         make_recorded_requests(connection, source)
-        table = read_requests(connection)
-    encoded = encode(table)
-    device_bytes = (source.peak_reserved_bytes or UNLIMITED_BYTES) if failed else UNLIMITED_BYTES
-    seqs = table.column("seq").to_pylist()
-    replayed = _replayed(encoded, setup, device_bytes, seqs)
-    if recorded == replayed or not recorded:
-        return _result(recorded, replayed, None if recorded else "no_segments", setup)
+        table, begin = read_requests(connection), 0
+        addresses = _addresses(connection, source)
+        rebuilt = rebuild_start(connection, source, table)
+        if rebuilt is not None:
+            table, begin = rebuilt
+    device_bytes = (source.peak_reserved_bytes or UNLIMITED_BYTES) if pressed else UNLIMITED_BYTES
+    trial = _Trial(encode(table), table.column("seq").to_pylist(), begin, device_bytes, addresses)
+    replayed = trial.calls(setup)
+    if not shows_segments:
+        return _result(recorded, replayed, "no_segments", setup)
+    if recorded == replayed:
+        return _result(recorded, replayed, None, setup)
     for other in _other_setups(setup):
-        if _replayed(encoded, other, device_bytes, seqs) == recorded:
+        if trial.calls(other) == recorded:
             cause = "other_version" if other.torch_version != setup.torch_version else "other_settings"
             return _result(recorded, replayed, cause, other)
     cause = "missing_history" if not source.complete_history else "lost_entries" if lossy else "unexplained"
     return _result(recorded, replayed, cause, setup)
 
 
+@dataclass(frozen=True)
+class _Trial:
+    """Requests of which the first `begin` rebuild the state at the start, and the device that they meet.
+
+    `addresses` are those of the recorded segments by size, in order: up to torch 2.11 they decide between equal blocks.
+    """
+
+    encoded: Encoded
+    seqs: list[int]
+    begin: int
+    device_bytes: int
+    addresses: dict[int, list[int]]
+
+    def calls(self, setup: Setup) -> list[SegmentCall]:
+        """Return the segments that the allocator makes and gives back after the start."""
+        device = _RecordedDevice(self.device_bytes, self.addresses)
+        result = replay_on(self.encoded, setup, device, in_full=False)
+        return [
+            SegmentCall(self.seqs[index] if _grows(action) else None, action, size)
+            for index, action, _, size in result.calls
+            if index >= self.begin
+        ]
+
+
+class _RecordedDevice(Device):
+    """A device whose cudaMalloc returns the recorded addresses, size by size in order, as far as they reach."""
+
+    def __init__(self, total_bytes: int, addresses: dict[int, list[int]]) -> None:
+        super().__init__(total_bytes, address_policy="up", log=[])
+        self._recorded = {size: iter(known) for size, known in addresses.items()}
+
+    def _place(self, size: int) -> int:
+        known = next(self._recorded.get(size, iter(())), None)
+        if known is None or any(known < end and start < known + size for start, end in self._live()):
+            return super()._place(size)
+        return known
+
+    def _live(self) -> Iterator[tuple[int, int]]:
+        return ((address, address + size) for address, size in self._reserved.items())
+
+
+def _addresses(connection: duckdb.DuckDBPyConnection, source: Source) -> dict[int, list[int]]:
+    rows = connection.execute(
+        "SELECT requested_bytes, list(address ORDER BY NOT inferred, seq) FROM events WHERE run_id = $1 AND rank = $2"
+        " AND device_type = $3 AND device_index = $4 AND action = 'segment_alloc' AND address IS NOT NULL GROUP BY ALL",
+        [source.run_id, source.rank, source.device_type, source.device_index],
+    ).fetchall()
+    return dict(rows)
+
+
 def _other_setups(setup: Setup) -> list[Setup]:
     """Return the setups that would explain a difference: another version's tie rule, expandable segments turned."""
     mine = parse_version(setup.torch_version)
-    versions = [Setup(setup.allocator, setup.alloc_conf, text) for text in _TIE_RULES if parse_version(text) != mine]
     turned = "" if "expandable_segments:True" in setup.alloc_conf else "expandable_segments:True"
-    return [*versions, Setup(setup.allocator, turned, setup.torch_version)]
+    tried = [(setup.alloc_conf, text) for text in _TIE_RULES if parse_version(text) != mine]
+    return [
+        Setup(setup.allocator, conf, version)
+        for conf, version in [*tried, (turned, setup.torch_version)]
+        if _is_known(conf, version)
+    ]
 
 
-def _recorded(connection: duckdb.DuckDBPyConnection, source: Source) -> tuple[list[SegmentCall], bool]:
-    """Return the recorded segment events, each with the request that it happened in, and whether an oom was met.
+def _is_known(conf: str, torch_version: str | None) -> bool:
+    """Say whether the version knows every key of the settings."""
+    try:
+        parse_conf(conf, torch_version)
+    except UsageError:
+        return False
+    return True
 
-    A segment event belongs to the next alloc or oom of the recording; releases of an empty_cache stand for themselves.
+
+def _recorded(connection: duckdb.DuckDBPyConnection, source: Source) -> tuple[list[SegmentCall], bool, bool]:
+    """Return the recorded segment events, whether memory ran short, and whether the recording shows segments at all.
+
+    A new segment belongs to the next alloc or oom of the recording; released ones stand for themselves.
     """
     rows = connection.execute(
         """
         SELECT
           first_value(CASE WHEN action IN ('alloc', 'oom') THEN seq END IGNORE NULLS) OVER following AS serves,
-          action, requested_bytes
+          action, requested_bytes, inferred
         FROM events
-        WHERE run_id = $1 AND rank = $2 AND device_type = $3 AND device_index = $4 AND NOT inferred
+        WHERE run_id = $1 AND rank = $2 AND device_type = $3 AND device_index = $4
         WINDOW following AS (ORDER BY seq ROWS BETWEEN CURRENT ROW AND UNBOUNDED FOLLOWING)
         QUALIFY action IN ('segment_alloc', 'segment_free', 'segment_map', 'segment_unmap', 'oom')
         ORDER BY seq
         """,
         [source.run_id, source.rank, source.device_type, source.device_index],
     ).fetchall()
-    calls = [SegmentCall(serves if _grows(action) else None, action, size) for serves, action, size in rows]
-    return [call for call in calls if call.action != "oom"], any(call.action == "oom" for call in calls)
+    segments = [row for row in rows if row[1] != "oom"]
+    calls = [
+        SegmentCall(serves if _grows(action) else None, action, size)
+        for serves, action, size, inferred in segments
+        if not inferred
+    ]
+    pressed = len(segments) < len(rows) or any(not _grows(call.action) for call in calls)
+    return calls, pressed, bool(segments)
 
 
 def _grows(action: str) -> bool:
     return action in ("segment_alloc", "segment_map")
-
-
-def _replayed(encoded: Encoded, setup: Setup, device_bytes: int, seqs: list[int]) -> list[SegmentCall]:
-    result = try_on(encoded, setup, device_bytes, in_full=True)
-    return [
-        SegmentCall(seqs[index] if _grows(action) else None, action, size) for index, action, _, size in result.calls
-    ]
 
 
 def _is_lossy(connection: duckdb.DuckDBPyConnection, source: Source) -> bool:
@@ -150,27 +222,21 @@ def _is_lossy(connection: duckdb.DuckDBPyConnection, source: Source) -> bool:
 def _result(recorded: list[SegmentCall], replayed: list[SegmentCall], cause: str | None, setup: Setup) -> Comparison:
     pairs = enumerate(zip(recorded, replayed, strict=False))
     position = next((n for n, (one, other) in pairs if one != other), min(len(recorded), len(replayed)))
-    differs = recorded != replayed
-    first = recorded[position] if position < len(recorded) else None
-    second = replayed[position] if position < len(replayed) else None
-    sentence = f"All {len(recorded)} recorded segment events are reproduced."
-    if cause is not None:
-        sentence = CAUSES[cause]
-        if cause in ("other_version", "other_settings"):
-            sentence += (
-                f" Equal with torch {setup.torch_version or 'newest'} and settings {setup.alloc_conf or 'none'!r}."
-            )
-        if differs and recorded:
-            sentence += (
-                f" First difference at segment event {position}: recorded {_text(first)}, replayed {_text(second)}."
-            )
+    differs = recorded != replayed and cause != "no_segments"
+    first = recorded[position] if differs and position < len(recorded) else None
+    second = replayed[position] if differs and position < len(replayed) else None
+    sentence = f"All {len(recorded)} recorded segment events are reproduced." if cause is None else CAUSES[cause]
+    if cause in ("other_version", "other_settings"):
+        sentence += f" Equal with torch {setup.torch_version or 'newest'} and settings {setup.alloc_conf or 'none'!r}."
+    if differs:
+        sentence += f" First difference at segment event {position}: recorded {_text(first)}, replayed {_text(second)}."
     return Comparison(
         equal=cause is None,
         recorded_count=len(recorded),
         replayed_count=len(replayed),
         position=position if differs else None,
-        recorded=first if differs else None,
-        replayed=second if differs else None,
+        recorded=first,
+        replayed=second,
         cause=cause,
         sentence=sentence,
         torch_version=setup.torch_version,

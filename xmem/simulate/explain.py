@@ -85,7 +85,7 @@ def _sentence(row: dict[str, Any], failure: Failure, pieces: _Pieces, held: tupl
     when += f" ({row['phase']})" if row["phase"] else ""
     free = stats.reserved_bytes - stats.active_bytes
     largest = "" if pieces.largest_usable is None else f", largest usable piece {format_bytes(pieces.largest_usable)}"
-    names = [f"{h.category or h.op or 'unknown'} {format_bytes(h.bytes)}" for h in held[:3]]
+    names = [f"{name} {format_bytes(size)}" for name, size in _holders(held)[:3]]
     holding = f" Memory is held by {', '.join(names)}." if names else ""
     return (
         f"Allocating {format_bytes(error.requested_bytes)}{where}{when} failed at seq {row['seq']}: "
@@ -93,6 +93,16 @@ def _sentence(row: dict[str, Any], failure: Failure, pieces: _Pieces, held: tupl
         f"{format_bytes(error.device_free_bytes)} free on the device, {format_bytes(free)} free in the cache"
         f"{largest}.{holding}"
     )
+
+
+def _holders(held: tuple[HeldBy, ...]) -> list[tuple[str, int]]:
+    """Add up holders by category where the recording has categories, else by operator, largest first."""
+    by_category = any(row.category not in (None, "unknown") for row in held)
+    sums: dict[str, int] = {}
+    for row in held:
+        name = (row.category if by_category else row.op) or "unknown"
+        sums[name] = sums.get(name, 0) + row.bytes
+    return sorted(sums.items(), key=lambda item: -item[1])
 
 
 def _pool_text(pool: Any) -> str:

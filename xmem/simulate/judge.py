@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from xmem.simulate.explain import explain_failure
 from xmem.simulate.gpu_table import Target
 from xmem.simulate.options import Reserve
-from xmem.simulate.peaks import block_sizes, cycle_peaks, held_at, step_peaks
+from xmem.simulate.peaks import cycle_peaks, held_at_peak, step_peaks
 from xmem.simulate.replay import OOM, Encoded, Replay, encode
 from xmem.simulate.torch_version import NEWEST
 from xmem.simulate.trial import UNLIMITED_BYTES, Setup, depends_on_device, find_smallest_usable, try_on
@@ -146,7 +146,6 @@ def _peak_facts(table: pa.Table, case: Case, encoded: Encoded, shown: Replay) ->
     assert levels is not None
     allocated = levels[:, 0]
     first, steady = step_peaks(allocated, table) if case.has_steps else cycle_peaks(encoded, allocated)
-    top = int(allocated.argmax()) if len(allocated) else -1
     fullest = int(levels[:, 2].argmax()) if len(levels) else -1
     return {
         "peak_requested_bytes": stats.peak_requested_bytes,
@@ -158,7 +157,7 @@ def _peak_facts(table: pa.Table, case: Case, encoded: Encoded, shown: Replay) ->
         "end_allocated_bytes": stats.allocated_bytes,
         "end_reserved_bytes": stats.reserved_bytes,
         "unused_at_peak_bytes": int(levels[fullest, 2] - levels[fullest, 1]) if len(levels) else 0,
-        "at_peak": held_at(encoded, table, block_sizes(encoded, allocated), top),
+        "at_peak": held_at_peak(encoded, table, allocated, stats.peak_allocated_bytes),
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xmem.simulate.replay import ALLOC, ALLOC_ELSEWHERE, FREE, Encoded
+from xmem.simulate.replay import ALLOC, ALLOC_ELSEWHERE, FREE, OOM, Encoded
 from xmem.simulate.verdict import HeldBy
 
 if TYPE_CHECKING:
@@ -79,6 +79,22 @@ def cycle_peaks(encoded: Encoded, allocated: Integers) -> tuple[int | None, int 
     end = start + int(np.argmin(busy[start:])) if not busy[start:].all() else len(allocated)
     later = busy[end:].any()
     return int(allocated[:end].max()), int(allocated[end:].max()) if later else None
+
+
+def held_at_peak(encoded: Encoded, table: pa.Table, allocated: Integers, peak: int) -> tuple[HeldBy, ...]:
+    """Say who holds memory at the peak of allocated bytes, a tried out-of-memory request included."""
+    import numpy as np
+
+    if not len(allocated):
+        return ()
+    sizes = block_sizes(encoded, allocated)
+    tries = np.flatnonzero(encoded.codes[: len(allocated)] == OOM)
+    if peak <= allocated.max() or not len(tries):
+        return held_at(encoded, table, sizes, int(allocated.argmax()))
+    index = int(tries[(allocated[tries] + encoded.sizes[tries]).argmax()])
+    row = table.slice(index, 1).to_pylist()[0]
+    tried = HeldBy(row["category"], row["op"], peak - int(allocated[index]), 1)
+    return tuple(sorted((*held_at(encoded, table, sizes, index), tried), key=lambda held: -held.bytes))
 
 
 def held_at(encoded: Encoded, table: pa.Table, sizes: Integers, index: int) -> tuple[HeldBy, ...]:

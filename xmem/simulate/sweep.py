@@ -96,8 +96,13 @@ def settings_that_fit(encoded: Encoded, case: Case) -> tuple[str, ...] | None:
     """Return the settings of the built-in list that fit where the case does not; None where that takes too long."""
     if len(encoded) * len(SETTINGS) > WORTH_ADVICE:
         return None
-    rows = sweep_settings(encoded, case)
-    return tuple(row.alloc_conf for row in rows if row.fits and not row.is_current)
+    total, usable = case.target.total_bytes, case.usable_bytes
+    found = []
+    for setup in _setups(case.setup, None)[1:]:
+        result = try_on(encoded, setup, total, total - usable)
+        if result.fits:
+            found.append((result.stats.peak_reserved_bytes, setup.alloc_conf))
+    return tuple(conf for _, conf in sorted(found))
 
 
 def _rank(row: SweepRow) -> tuple[bool, int, int, int, int, str]:

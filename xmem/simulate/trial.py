@@ -33,9 +33,13 @@ class Setup:
 def try_on(encoded: Encoded, setup: Setup, total_bytes: int, other_bytes: int = 0, *, in_full: bool = False) -> Replay:
     """Replay on a device of `total_bytes` of which `other_bytes` are taken; `in_full` logs levels, calls and layout."""
     log: list[list[Any]] | None = [] if in_full else None
-    device = Device(total_bytes, other_bytes=min(other_bytes, total_bytes), log=log)
+    return replay_on(encoded, setup, Device(total_bytes, other_bytes=min(other_bytes, total_bytes), log=log), in_full)
+
+
+def replay_on(encoded: Encoded, setup: Setup, device: Device, in_full: bool) -> Replay:
+    """Replay on this device, which is fresh; `in_full` needs its log."""
     allocator = make_allocator(setup.allocator, device, setup.alloc_conf, setup.torch_version)
-    return replay(encoded, allocator, device_log=log, with_levels=in_full, with_layout=in_full)
+    return replay(encoded, allocator, device_log=device.log, with_levels=in_full, with_layout=in_full)
 
 
 def depends_on_device(setup: Setup) -> bool:
