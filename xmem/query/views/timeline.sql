@@ -33,6 +33,6 @@ COMMENT ON COLUMN timeline.bytes IS 'Bytes of the allocation or segment that the
 COMMENT ON COLUMN timeline.step IS 'Training step, see events.';
 COMMENT ON COLUMN timeline.phase IS 'Part of the step, see the type phase.';
 COMMENT ON COLUMN timeline.category IS 'What the allocation is for, see the type category.';
-COMMENT ON COLUMN timeline.allocated_bytes IS 'Bytes that the program held after the event: allocated and not yet let go.';
+COMMENT ON COLUMN timeline.allocated_bytes IS 'Bytes that the program held after the event: allocated and not yet let go (blocks where the source tells them, else what was asked for).';
 COMMENT ON COLUMN timeline.active_bytes IS 'Bytes in use after the event: allocated, or let go and waiting for another stream.';
 COMMENT ON COLUMN timeline.reserved_bytes IS 'Bytes that the allocator held from the device after the event; null where the source does not say.';
