@@ -42,7 +42,7 @@ COMMENT ON COLUMN events.action IS 'What happened, see the type action; a word t
 COMMENT ON COLUMN events.alloc_id IS 'Number of the allocation within run and rank, the same on its alloc, free_requested and free_completed rows; null for other actions.';
 COMMENT ON COLUMN events.address IS 'Address of the block or segment as the source states it; null where it does not.';
 COMMENT ON COLUMN events.requested_bytes IS 'Bytes asked for (alloc, free), segment or mapped bytes (segment_*), rounded request (oom); null where the source knows only the block.';
-COMMENT ON COLUMN events.block_bytes IS 'Bytes of the allocator''s block; null where the source knows only the request.';
+COMMENT ON COLUMN events.block_bytes IS 'Bytes of the allocator''s block. In snapshots of CUDA and HIP devices the block is seen for what lives at the end; for what died before it is the request rounded up to 512 bytes, the least block that torch makes (an unsplit block is larger, which only a replay tells). Null where only the request is known.';
 COMMENT ON COLUMN events.stream IS 'Stream handle as an integer, 0 is the default stream; null where unknown.';
 COMMENT ON COLUMN events.pool_id IS 'Memory pool as a:b, 0:0 is the default pool; null where unknown.';
 COMMENT ON COLUMN events.thread_id IS 'Thread that caused it; null where unknown.';

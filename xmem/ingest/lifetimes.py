@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from xmem.ingest.adapter import Notes
 
+_LEAST_BLOCK = 512
 _CODES = {"alloc": ALLOC, "free_requested": FREE_REQUESTED, "free_completed": FREE_COMPLETED}
 
 
@@ -46,6 +47,7 @@ class DeviceSource:
     """The events of one device in true order, its final state, and how the source tells allocations apart.
 
     `pairing` is address, size, given or none; `ordered` sources (snapshots, logs) carry the allocator's addresses.
+    `rounded` says that requests were rounded up to 512 bytes and no further.
     """
 
     device: str
@@ -57,6 +59,7 @@ class DeviceSource:
     total_bytes: int | None = None
     default_ts_ns: int = 0
     first_seq: int = 0
+    rounded: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,8 @@ def build_history(source: DeviceSource, notes: Notes) -> DeviceHistory:
     baseline, shift = baseline_of_totals(source.events, source.device, notes)
     pending = _add_remainder(baseline - additions.bytes_at_start(), final.pending, additions)
     events = _with_groups(source, pairing, final.group)
-    rows = _complete_rows(_insert(events, additions.sorted(), source.default_ts_ns), len(pending))
+    rows = _insert(events, additions.sorted(), source.default_ts_ns)
+    rows = _complete_rows(_rounded(rows) if source.rounded else rows, len(pending))
     levels = fill_levels(rows, pending)
     if guessed and source.device != "cpu":
         levels = _use_totals(levels, shift)
@@ -213,6 +217,19 @@ def _insert(events: pl.DataFrame, added: pl.DataFrame | None, default_ts_ns: int
     order[recorded + np.searchsorted(place, recorded, side="right")] = recorded
     order[place + np.arange(added.height)] = events.height + np.arange(added.height)
     return together[order]
+
+
+def _rounded(rows: pl.DataFrame) -> pl.DataFrame:
+    """Give allocations whose block nobody saw the least block that torch makes for the request.
+
+    The CUDA caching allocator rounds up to 512 bytes (torch 2.3 to 2.14, without roundup_power2_divisions). A block
+    that was not split is larger: that only a replay knows.
+    """
+    import polars as pl
+
+    least = (pl.col("requested_bytes") + (_LEAST_BLOCK - 1)) // _LEAST_BLOCK * _LEAST_BLOCK
+    unseen = (pl.col("action") == "alloc") & (pl.col("group") >= 0) & pl.col("block_bytes").is_null()
+    return rows.with_columns(block_bytes=pl.when(unseen).then(least).otherwise("block_bytes"))
 
 
 def _complete_rows(rows: pl.DataFrame, groups: int) -> pl.DataFrame:

@@ -115,6 +115,7 @@ def _histories(
             total_bytes=about["total_bytes"][0] if about.height else None,
             default_ts_ns=last_ns,
             first_seq=first_seq,
+            rounded=device_type in ("cuda", "hip") and state.segments.height > 0 and not _rounds_further(notes),
         )
         history = build_history(source, notes)
         first_seq += history.events.height
@@ -123,6 +124,15 @@ def _histories(
         names = ", ".join(device_name(*device) for device in used)
         notes.add("several_devices", count=len(used), detail=names)
     return found
+
+
+def _rounds_further(notes: Notes) -> bool:
+    """Say whether the recording's settings round requests to parts of powers of two."""
+    if "roundup_power2_divisions" in str(notes.facts.get("alloc_conf") or ""):
+        return True
+    settings = json.loads(str(notes.facts.get("allocator_settings") or "{}"))
+    divisions = settings.get("roundup_power2_divisions") if isinstance(settings, dict) else None
+    return any(divisions.values()) if isinstance(divisions, dict) else bool(divisions)
 
 
 def _joined(
