@@ -17,7 +17,7 @@ from xmem.errors import XmemError
 from xmem.version import __version__
 
 #: Commands in the order of the help page; each is a module of this package that holds a click command `command`.
-VERBS = ("ingest", "inspect", "runs", "simulate", "gpus", "query", "schema")
+VERBS = ("ingest", "inspect", "runs", "simulate", "gpus", "query", "report", "diff", "export", "explain", "schema")
 
 EXIT_INTERNAL = 70
 EXIT_INTERRUPTED = 130

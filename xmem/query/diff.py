@@ -111,13 +111,13 @@ def diff_predicted(
     options = options or DiffOptions()
     connection = connect(store)
     side = find_subject(connection, store, run, options.rank, options.device)
-    newest = connection.execute(_NEWEST, side.parameters).fetchone()
-    if newest is None:
+    newest = connection.execute(_NEWEST, side.parameters).fetchall()
+    if not newest:
         raise UsageError(
             f"There is no replay of {side.run.name!r} ({side.device.label}) in the store.",
             "Make one: xmem simulate --gpu ...",
         )
-    identity, allocator, gpu, *levels = newest
+    identity, allocator, gpu, *levels = newest[0]
     rows = connection.execute(_PREDICTED_STEPS, {**side.parameters, "simulation": identity}).fetchall()
     label = f"replay {identity}: {allocator} on {gpu}"
     parts = {"step": tuple(Change(f"step {step}", recorded, predicted) for step, recorded, predicted in rows)}
@@ -161,8 +161,7 @@ def _check_keys(keys: Sequence[str]) -> None:
 
 
 def _peaks(connection: duckdb.DuckDBPyConnection, side: Subject) -> list[int | None]:
-    row = connection.execute(_PEAKS, side.parameters).fetchone()
-    assert row is not None  # a subject has events
+    (row,) = connection.execute(_PEAKS, side.parameters).fetchall()
     return list(row)
 
 
