@@ -30,13 +30,14 @@ class Segment:
 class Block:
     """A piece of a segment: allocated, pending (freed, but used on a side stream), free, or unmapped.
 
-    `key` is not 0 exactly where the block is in its free list. `special` marks a live block whose free needs more than
+    `key` is not 0 exactly where the block is in its free list. `charge` numbers what was asked for and given (see
+    statistics). `special` marks a live block whose free needs more than
     merging: recorded on a side stream, oversize, or expandable.
     """
 
     __slots__ = (
-        "allocated", "charge", "event_count", "free_list", "insert_count", "key", "mapped", "next",
-        "pos", "prev", "requested", "segment", "serial", "size", "special", "stream_uses",
+        "charge", "event_count", "free_list", "insert_count", "key", "mapped", "next",
+        "pos", "prev", "segment", "serial", "size", "special", "stream_uses",
     )  # fmt: skip
 
     prev: Block
@@ -50,8 +51,6 @@ class Block:
         self.prev = self.next = EDGE
         self.key = 0
         self.charge = 0
-        self.requested = 0
-        self.allocated = False
         self.special = False
         self.mapped = True
         self.stream_uses: dict[int, None] | None = None
@@ -87,7 +86,6 @@ def _edge() -> Block:
     edge = Block.__new__(Block)
     edge.key = edge.size = 0
     edge.mapped = True
-    edge.allocated = True
     return edge
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
+from itertools import chain
 
 from xmem.simulate import statistics as codes
 from xmem.simulate.allocator import DEFAULT_POOL, PoolId
@@ -16,6 +18,7 @@ from xmem.simulate.torch_version import Version
 
 #: Stands for "no limit" where sizes are compared; torch's own is the largest size_t.
 UNLIMITED = (1 << 64) - 1
+MANY_CHARGES = 1 << 16
 
 
 class Heap:
@@ -31,16 +34,19 @@ class Heap:
         self.freeable: HashOrder[PoolId] = HashOrder()  # private pools that nobody uses any more
         self.reserved_bytes = 0
         self.limit: int | None = None
-        self.active: dict[int, Block] = {}
+        self.active: dict[int, Block] = {}  # by address
+        self.pending: dict[int, Block] = {}  # freed, but waiting for side streams; by address
         self.spare: list[Block] = []
         self._next_position = 0
         self._next_serial = 0
+        self.mixed = False  # whether there may be expandable segments
         self.apply(conf)
 
     def apply(self, conf: AllocConf) -> None:
         """Take over settings; blocks that are live keep what they have."""
         self.conf = conf
         self.max_split = UNLIMITED if conf.max_split_size is None else conf.max_split_size
+        self.mixed = self.mixed or conf.expandable_segments
         self.collecting = self.limit is not None and conf.garbage_collection_threshold > 0
 
     def set_limit(self, limit: int | None) -> None:
@@ -111,6 +117,7 @@ class Heap:
         """Forget a block that was merged or released."""
         block.key = 0
         block.mapped = True
+        block.special = False
         self.spare.append(block)
 
     def insert(self, block: Block) -> None:
@@ -177,11 +184,8 @@ class Heap:
             block = front
         elif was_split and not mapped:
             code = codes.ALLOC_LAST
-        block.allocated = True
-        block.requested = requested
         block.charge = self.statistics.charge(requested, block.size, pool.is_small)
         self.log(code, block.charge)
-        block.special = mapped
         if block.size >= self.max_split:
             block.special = True
             change(self.statistics.oversize_allocations, 1)
@@ -196,6 +200,7 @@ class Heap:
 
     def free(self, block: Block, late: int = 0) -> None:
         """Complete a free: merge with free neighbours, put into the list. `late` is LATE after a pending free."""
+        block.special = False
         before, after = self.merge(block, block.prev), self.merge(block, block.next)
         code = codes.FREE
         if block.segment.page == 0:
@@ -230,13 +235,23 @@ class Heap:
         self.drop_block(other)
         return size
 
+    def settle(self, others: Iterable[Block] = ()) -> bool:
+        """Sum up the statistics; forget charges that are not in use where there are many, and say so.
+
+        `others` are live blocks that are not entered by address.
+        """
+        statistics = self.statistics
+        statistics.settle()
+        if statistics.charge_count < max(MANY_CHARGES, 4 * len(self.active)):
+            return False
+        statistics.renumber(chain(self.active.values(), self.pending.values(), others))
+        return True
+
     def log(self, code: int, charge: int) -> None:
         """Log a change of the statistics."""
         statistics = self.statistics
         statistics.codes.append(code)
         statistics.charges.append(charge)
-        if len(statistics.codes) >= codes.FULL:
-            statistics.settle()
 
 
 def _reach(block: Block) -> int:

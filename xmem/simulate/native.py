@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 
 from xmem.errors import UsageError
 from xmem.simulate import layout, mapping, release
-from xmem.simulate.allocator import DEFAULT_POOL, Layout, Memory, OutOfMemory, PoolId, Stats
+from xmem.simulate.allocator import DEFAULT_POOL, Layout, Memory, OutOfMemory, PoolId, Served, Stats
 from xmem.simulate.blocks import Block, BlockPool, PrivatePool
+from xmem.simulate.bulk import Bulk
 from xmem.simulate.conf import AllocConf, apply_conf, parse_conf
 from xmem.simulate.device import Device, as_device
 from xmem.simulate.hash_order import HashOrder, pool_hash
@@ -16,6 +17,9 @@ from xmem.simulate.pending import PendingFrees
 from xmem.simulate.rounding import IMPOSSIBLE_SIZE, SMALL_SIZE, round_size, segment_size
 from xmem.simulate.statistics import FREE_ASKED, change
 from xmem.simulate.torch_version import Version, parse_version
+
+#: How many sizes are remembered with what they round to.
+MOST_SIZES = 1 << 16
 
 
 def make(memory: Memory, conf_text: str = "", torch_version: str | None = None) -> Native:
@@ -41,6 +45,7 @@ class Native:
         self._rounded: dict[int, int] = {}
         self._captures: dict[PoolId, int] = {}
         self._graphs: list[Graph] = []
+        self._bulk: Bulk | None = None  # valid under one set of settings
         self._pools_on_oom: HashOrder[PoolId] = HashOrder()
         self._pool_count = 0
         self._graph_count = 0
@@ -59,9 +64,11 @@ class Native:
         if size >= IMPOSSIBLE_SIZE:
             raise OutOfMemory(size, device_free_bytes=self.device.free_bytes)
         heap = self.heap
-        if self.pending and not self._captures and (pool == DEFAULT_POOL or heap.version >= (2, 13)):
+        if self.pending.blocks and not self._captures and (pool == DEFAULT_POOL or heap.version >= (2, 13)):
             self.pending.poll()
-        rounded = self._rounded.get(size) or self._round(size)
+        if len(heap.statistics.codes) >= heap.statistics.full:
+            heap.settle()
+        rounded = self.round(size)
         block_pool = heap.block_pool(self._route(pool, stream), rounded <= SMALL_SIZE)
         found = heap.find(block_pool, stream, rounded)
         block = heap.cut(found, rounded, size) if found else self._make_room(block_pool, stream, rounded, size)
@@ -77,7 +84,6 @@ class Native:
         block = heap.active.pop(address, None)
         if block is None:
             raise UsageError(f"There is no allocated block at address {address}.")
-        block.allocated = False
         if block.size >= heap.max_split:
             change(heap.statistics.oversize_allocations, -1)
         if not block.stream_uses:
@@ -112,6 +118,14 @@ class Native:
     def empty_cache(self) -> None:
         """Give back to the device all that holds no live block."""
         release.release_cached(self.heap, self.pending, capturing=bool(self._captures))
+
+    def serve(
+        self, codes: list[int], slots: list[int], sizes: list[int], addresses: list[int], *, with_levels: bool = False
+    ) -> Served:
+        """Serve a column of requests; see BulkAllocator."""
+        if self._bulk is None or self._bulk.addresses is not addresses:
+            self._bulk = Bulk(self, addresses)
+        return self._bulk.serve((codes, slots, sizes), with_levels)
 
     # -- pools and captures
 
@@ -162,6 +176,7 @@ class Native:
         """Limit reserved bytes to `fraction` of the device, as `set_per_process_memory_fraction` does."""
         if not 0.0 <= fraction <= 1.0:
             raise UsageError(f"A memory fraction lies between 0 and 1; {fraction} does not.")
+        self._bulk = None
         self.heap.set_limit(int(fraction * self.device.total_bytes) if fraction < 1.0 else None)
 
     def set_conf(self, text: str) -> None:
@@ -171,6 +186,7 @@ class Native:
             conf = replace(conf, backend=self.heap.conf.backend)
             error = UsageError("The backend is fixed when torch is loaded; it cannot change at run time.")
         self._rounded.clear()
+        self._bulk = None
         self.heap.apply(conf)
         if error is not None:
             raise error
@@ -215,13 +231,34 @@ class Native:
 
     def segments(self) -> Layout:
         """All segments and blocks, as a snapshot shows them."""
-        return layout.read_layout(self.heap, self.pending)
+        return layout.read_layout(self.heap)
+
+    def levels(self) -> tuple[int, int, int, int]:
+        """Allocated, active, reserved and requested bytes now."""
+        statistics = self.heap.statistics
+        statistics.settle()
+        figures = statistics.figures
+        return (
+            figures["allocated_bytes"][0][0],
+            figures["active_bytes"][0][0],
+            self.heap.reserved_bytes,
+            figures["requested_bytes"][0][0],
+        )
 
     # -- inside a request
 
-    def _round(self, size: int) -> int:
-        rounded = round_size(size, self.heap.conf.roundup_power2_divisions, self.heap.version)
-        if len(self._rounded) < 1 << 16:
+    @property
+    def is_plain(self) -> bool:
+        """Say whether no free waits and no capture is on."""
+        return not self.pending.blocks and not self._captures
+
+    def round(self, size: int) -> int:
+        """Return the block size for a request under the settings in force."""
+        rounded = self._rounded.get(size)
+        if rounded is None:
+            rounded = round_size(size, self.heap.conf.roundup_power2_divisions, self.heap.version)
+            if len(self._rounded) >= MOST_SIZES:
+                self._rounded.clear()
             self._rounded[size] = rounded
         return rounded
 

@@ -19,11 +19,8 @@ class PendingFrees:
         self._events: dict[int, deque[tuple[int, Block]]] = {}
         self._order: HashOrder[int] = HashOrder()
         self._deferred: list[Block] = []
-        self.blocks: dict[int, Block] = {}
+        self.blocks = heap.pending
         self.captured_uses: dict[Block, set[int]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self.blocks)
 
     def hold(self, block: Block) -> None:
         """Record an event on each stream that used the block."""

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from array import array
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from xmem.simulate.blocks import Block
 
 # Codes of logged changes. An alloc raises allocation and active; a free lowers both; FREE_LATE lowers active only
 # (the completion of a pending free) and FREE_ASKED allocation only. What happens to inactive split memory:
@@ -47,6 +51,7 @@ FEW = 48
 FULL = 1 << 16
 
 Figures = list[int]
+Log = Callable[[int], None]
 
 
 def change(figures: Figures, amount: int) -> None:
@@ -71,6 +76,8 @@ class Statistics:
         self.codes: list[int] = []
         self.charges: list[int] = []
         self.extras: list[int] = []
+        self.levels: dict[str, Any] | None = None
+        self.full = FULL
         self.figures: dict[str, list[Figures]] = {name: [[0] * 4 for _ in POOLS] for name in (*LOGGED, *KEPT)}
         self.oversize_allocations: Figures = [0] * 4
         self.oversize_segments: Figures = [0] * 4
@@ -92,6 +99,28 @@ class Statistics:
             self._charge_small.append(small)
         return number
 
+    @property
+    def charge_count(self) -> int:
+        """How many charges there are."""
+        return len(self._charge_size)
+
+    def renumber(self, blocks: Iterable[Block]) -> None:
+        """Forget the charges that no block has; the log must be empty."""
+        requested, sizes, small = self._charge_requested, self._charge_size, self._charge_small
+        self._charge_numbers = {}
+        self._charge_requested, self._charge_size, self._charge_small = array("q"), array("q"), array("b")
+        for block in blocks:
+            number = block.charge
+            block.charge = self.charge(requested[number], sizes[number], bool(small[number]))
+
+    def log_functions(self) -> tuple[Log, Log, Log]:
+        """Return what appends to codes, charges and extras; the lists stay the same for good."""
+        return self.codes.append, self.charges.append, self.extras.append
+
+    def requested(self, number: int) -> int:
+        """Return what was asked for in a charge."""
+        return self._charge_requested[number]
+
     def change_segments(self, small: bool, count: int, size: int, pool: tuple[int, int] | None) -> None:
         """Count segments (0 for mapped pages) and their bytes, negative where they go back."""
         half = 1 if small else 2
@@ -106,13 +135,20 @@ class Statistics:
         """Sum up the log and empty it."""
         if not self.codes:
             return
-        if len(self.codes) <= FEW:
+        if len(self.codes) <= FEW and self.levels is None:
             self._settle_few()
         else:
             self._settle_many()
         self.codes.clear()
         self.charges.clear()
         self.extras.clear()
+
+    def settle_levels(self) -> dict[str, Any]:
+        """Sum up the log and return allocated_bytes, active_bytes and requested_bytes after each logged change."""
+        self.levels = dict.fromkeys(("allocated_bytes", "active_bytes", "requested_bytes"))
+        self.settle()
+        levels, self.levels = self.levels, None
+        return levels or {}
 
     def reset_peaks(self) -> None:
         """Set every peak to its current value."""
@@ -163,14 +199,33 @@ class Statistics:
                     change(rows[half], amount)
 
     def _settle_many(self) -> None:
-        for name, deltas, small in self._deltas():
+        amounts, small = self._amounts()
+        large = ~small
+        sums: dict[str, Any] = {}
+        for name, deltas in amounts.items():
             rows = self.figures[name]
-            for figures, part in ((rows[0], deltas), (rows[1], deltas[small]), (rows[2], deltas[~small])):
-                if len(part):
-                    _add_up(figures, part)
+            if self.levels is not None and name in self.levels:
+                self.levels[name] = rows[0][_CURRENT] + deltas.cumsum()
+            sums[name] = [_sum_up(part) for part in (deltas, deltas[small], deltas[large])]
+        if "active" not in sums:
+            sums |= {"active": sums["allocation"], "active_bytes": sums["allocated_bytes"]}
+            if self.levels is not None:
+                change_of_active = (
+                    self.figures["active_bytes"][0][_CURRENT] - self.figures["allocated_bytes"][0][_CURRENT]
+                )
+                self.levels["active_bytes"] = self.levels["allocated_bytes"] + change_of_active
+        for name, parts in sums.items():
+            for figures, (total, peak, raised) in zip(self.figures[name], parts, strict=True):
+                figures[_PEAK] = max(figures[_PEAK], figures[_CURRENT] + peak)
+                figures[_CURRENT] += total
+                figures[_ALLOCATED] += raised
+                figures[_FREED] += raised - total
 
-    def _deltas(self) -> list[tuple[str, Any, Any]]:
-        """Return (statistic, its change for each logged event, which events are of the small pool)."""
+    def _amounts(self) -> tuple[dict[str, Any], Any]:
+        """Return the change of each statistic at each logged event, and which events are of the small pool.
+
+        active and active_bytes are left out where they change as allocation and allocated_bytes do.
+        """
         import numpy as np
 
         codes = np.frombuffer(bytes(self.codes), dtype=np.uint8)
@@ -178,14 +233,22 @@ class Statistics:
         sizes = np.frombuffer(self._charge_size, dtype=np.int64)[charges]
         requested = np.frombuffer(self._charge_requested, dtype=np.int64)[charges]
         small = np.frombuffer(self._charge_small, dtype=np.bool_)[charges]
-        table = np.array([_ALLOCATION, _ACTIVE, _SPLITS, _SPLIT_SIZE, _SPLIT_EXTRA], dtype=np.int64)
-        allocation, active, splits, split_size, split_extra = (row[codes] for row in table)
+        allocation, active, splits, split_size, split_extra = (
+            np.array(row, dtype=np.int64)[codes] for row in (_ALLOCATION, _ACTIVE, _SPLITS, _SPLIT_SIZE, _SPLIT_EXTRA)
+        )
         split_bytes = split_size * sizes
         if self.extras:
-            at = np.nonzero(split_extra)[0]
+            at = np.flatnonzero(split_extra)
             split_bytes[at] += split_extra[at] * np.array(self.extras, dtype=np.int64)
-        amounts = (allocation, allocation * sizes, active, active * sizes, active * requested, splits, split_bytes)
-        return [(name, deltas, small) for name, deltas in zip(LOGGED, amounts, strict=True)]
+        amounts = {
+            "allocation": allocation,
+            "allocated_bytes": allocation * sizes,
+            "requested_bytes": active * requested,
+        }
+        amounts |= {"inactive_split": splits, "inactive_split_bytes": split_bytes}
+        if int(codes.max()) >= FREE + LATE:
+            amounts |= {"active": active, "active_bytes": active * sizes}
+        return amounts, small
 
 
 KINDS = ("current", "peak", "allocated", "freed")
@@ -206,11 +269,9 @@ def _flatten(flat: dict[str, int], name: str, rows: list[Figures]) -> None:
             flat[f"{name}.{pool}.{kind}"] = value
 
 
-def _add_up(figures: Figures, deltas: Any) -> None:
+def _sum_up(deltas: Any) -> tuple[int, int, int]:
+    """Return the sum of changes, the highest running sum (0 at least) and the sum of the raises."""
+    if not len(deltas):
+        return 0, 0, 0
     sums = deltas.cumsum()
-    start = figures[_CURRENT]
-    raised = int(deltas[deltas > 0].sum())
-    figures[_PEAK] = max(figures[_PEAK], start + int(sums.max()))
-    figures[_CURRENT] = start + int(sums[-1])
-    figures[_ALLOCATED] += raised
-    figures[_FREED] += raised - int(sums[-1])
+    return int(sums[-1]), max(0, int(sums.max())), int(deltas[deltas > 0].sum())
