@@ -48,5 +48,5 @@ def _print_one(table: Table, as_json: bool) -> None:
         print_text(json_text(table))
         return
     rows = [(column.name, column.type, "null" if column.nullable else "", column.comment) for column in table.columns]
-    print_text(f"{table.name}: {table.comment}\n")
-    print_text(table_text(("column", "type", "may be", "meaning"), rows, width=terminal_width()))
+    listed = table_text(("column", "type", "may be", "meaning"), rows, width=terminal_width())
+    print_text(f"{table.name}: {table.comment}\n\n{listed}")
