@@ -106,7 +106,8 @@ def _name_note(text: str, gpu: Gpu) -> str:
         if other.name != gpu.name and abs(other.bytes - gpu.bytes) > gpu.bytes // 20
         and other.aliases and re.fullmatch(rf"{re.escape(asked)}\d+", _normalise(other.aliases[0]))
     ]  # fmt: skip
-    also = f" Other kinds: {', '.join(others)}." if others and gpu.aliases and _normalise(gpu.aliases[0]) == asked else ""
+    is_alias = bool(gpu.aliases) and _normalise(gpu.aliases[0]) == asked
+    also = f" Other kinds: {', '.join(others)}." if others and is_alias else ""
     return f"{text} is {gpu.name}: {gpu.bytes} bytes ({format_bytes(gpu.bytes)}; {least.source}{several}).{also}"
 
 
