@@ -27,11 +27,12 @@ from xmem.ingest.phases import (
     step_at,
 )
 from xmem.ingest.stack_phases import codes_of_events, phases_of_stacks
+from xmem.ingest.window import span_window
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from xmem.ingest.adapter import Notes
+    from xmem.ingest.adapter import Filters, Notes
     from xmem.ingest.spool import Spool
 
 Ints = npt.NDArray[np.int64]
@@ -74,12 +75,15 @@ class Attribution:
     stack_codes: pl.DataFrame
     operators: npt.NDArray[np.int32]
 
-    def write_spans(self, spool: Spool, offset_ns: int, write: Callable[[str, pl.DataFrame], None]) -> None:
-        """Write the spans in source order, with their numbers and parents."""
+    def write_spans(
+        self, spool: Spool, offset_ns: int, filters: Filters, write: Callable[[str, pl.DataFrame], None]
+    ) -> int:
+        """Write the spans in source order, with their numbers and parents; return how many were wanted."""
         import polars as pl
 
-        first = 0
-        for frame in spool.frames("spans"):
+        first = written = 0
+        since, until = span_window(filters, self.steps)
+        for frame in spool.frames("spans") if filters.spans else ():
             part = slice(first, first + frame.height)
             first += frame.height
             ids = {"parent_id": self.parent_id, "op_id": self.op_id, "module_id": self.module_id}
@@ -89,7 +93,13 @@ class Attribution:
                 span_id=pl.Series(self.columns.span_id[part]),
                 **{name: pl.coalesce(name, new) if name in frame.columns else new for name, new in filled.items()},
             )
+            if since is not None:
+                numbered = numbered.filter(pl.col("ts_ns") + pl.col("dur_ns") >= since)
+            if until is not None:
+                numbered = numbered.filter(pl.col("ts_ns") <= until)
+            written += numbered.height
             write("spans", numbered)
+        return written
 
 
 def attribute_spans(spool: Spool, notes: Notes, offset_ns: int) -> Attribution:
@@ -141,6 +151,8 @@ def attribute_events(events: pl.DataFrame, attribution: Attribution, notes: Note
         known = (attribution.thread_keys[number] == key) & ~events["inferred"].to_numpy()
         place = innermost_at(attribution.forest, np.where(known, number, -1).astype(np.int32), time)
     span = _ids(attribution.columns, attribution.forest, place)
+    if not notes.filters.spans:
+        span[:] = -1
     stack = codes_of_events(events, attribution.stack_codes)
     step, phase = _step_and_phase(events, time, attribution)
     words = pl.Series([*PHASE_WORDS, None], dtype=pl.String)

@@ -31,7 +31,9 @@ from xmem.ingest.matching import (
     pair_by_key,
     pair_by_size,
 )
+from xmem.ingest.ordering import device_name
 from xmem.ingest.segments import infer_mapped, infer_segments
+from xmem.ingest.window import DeviceStart
 
 if TYPE_CHECKING:
     import polars as pl
@@ -50,7 +52,8 @@ class DeviceSource:
     `rounded` says that requests were rounded up to 512 bytes and no further.
     """
 
-    device: str
+    device_type: str
+    device_index: int
     events: pl.DataFrame
     segments: pl.DataFrame
     blocks: pl.DataFrame
@@ -61,6 +64,11 @@ class DeviceSource:
     first_seq: int = 0
     rounded: bool = False
 
+    @property
+    def device(self) -> str:
+        """Name of the device: `cuda:0`, `cpu`."""
+        return device_name(self.device_type, self.device_index)
+
 
 @dataclass(frozen=True)
 class DeviceHistory:
@@ -69,9 +77,7 @@ class DeviceHistory:
     events: pl.DataFrame
     block_groups: Ints
     groups: int
-    baseline_bytes: int
-    baseline_reserved_bytes: int | None
-    complete: bool
+    start: DeviceStart
 
 
 def build_history(source: DeviceSource, notes: Notes) -> DeviceHistory:
@@ -100,9 +106,13 @@ def build_history(source: DeviceSource, notes: Notes) -> DeviceHistory:
         events=levels.events,
         block_groups=final.group,
         groups=len(pending),
-        baseline_bytes=levels.baseline_bytes,
-        baseline_reserved_bytes=levels.baseline_reserved_bytes,
-        complete=whole and source.events.height > 0,
+        start=DeviceStart(
+            source.device_type,
+            source.device_index,
+            levels.baseline_bytes,
+            levels.baseline_reserved_bytes,
+            whole and source.events.height > 0,
+        ),
     )
 
 

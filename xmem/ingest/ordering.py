@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from xmem.errors import UsageError
+
 if TYPE_CHECKING:
     import polars as pl
 
@@ -24,7 +26,9 @@ def order_events(events: pl.DataFrame, notes: Notes, offset_ns: int) -> pl.DataF
     """
     import polars as pl
 
-    kept = _of_device(events, notes).with_columns(pl.col("ts_ns") + offset_ns, pl.col("inferred").fill_null(False))
+    kept = of_device(events, notes.filters.device).with_columns(
+        pl.col("ts_ns") + offset_ns, pl.col("inferred").fill_null(False)
+    )
     if notes.facts.get("ordered") or kept.height == 0:
         return kept.drop("order_key")
     time = kept["ts_ns"].to_numpy()
@@ -39,25 +43,32 @@ def order_events(events: pl.DataFrame, notes: Notes, offset_ns: int) -> pl.DataF
     return kept.drop("order_key")[order]
 
 
-def _of_device(events: pl.DataFrame, notes: Notes) -> pl.DataFrame:
-    """Keep the device that was asked for."""
-    wanted = notes.filters.device
-    if wanted is None:
-        return events
-    chosen = [device for device in used_devices(events, events) if wanted in (device_name(*device), device[0])]
+def of_device(rows: pl.DataFrame, wanted: str | None) -> pl.DataFrame:
+    """Keep the rows of the device that was asked for: `cuda:1`, `cpu`, or every device of a type, `cuda`."""
     import polars as pl
 
+    if wanted is None:
+        return rows
     keep = pl.lit(False)
-    for device_type, device_index in chosen:
-        keep |= (pl.col("device_type") == device_type) & (pl.col("device_index") == device_index)
-    return events.filter(keep)
+    for device_type, device_index in used_devices(rows):
+        if wanted in (device_name(device_type, device_index), device_type):
+            keep |= (pl.col("device_type") == device_type) & (pl.col("device_index") == device_index)
+    return rows.filter(keep)
 
 
-def used_devices(events: pl.DataFrame, segments: pl.DataFrame) -> list[tuple[str, int]]:
+def check_device(wanted: str | None, *tables: pl.DataFrame) -> None:
+    """Raise UsageError where no row is of the device that was asked for."""
+    used = used_devices(*tables)
+    if wanted is None or any(wanted in (device_name(*device), device[0]) for device in used):
+        return
+    names = ", ".join(device_name(*device) for device in used) or "none"
+    raise UsageError(f"The source has no memory events of device {wanted!r}.", f"Devices there: {names}.")
+
+
+def used_devices(*tables: pl.DataFrame) -> list[tuple[str, int]]:
     """Return the devices that have rows, by type and index."""
     import polars as pl
 
-    columns = [pl.col("device_type").cast(pl.String), "device_index"]
-    both = pl.concat([events.select("device_type", "device_index"), segments.select("device_type", "device_index")])
-    distinct = both.unique().select(columns).sort("device_type", "device_index")
-    return [(kind, index) for kind, index in distinct.iter_rows()]
+    columns = [pl.col("device_type").cast(pl.String), pl.col("device_index")]
+    rows = pl.concat([table.select("device_type", "device_index").unique().select(columns) for table in tables])
+    return [(kind, index) for kind, index in rows.unique().sort("device_type", "device_index").iter_rows()]

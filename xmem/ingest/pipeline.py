@@ -134,6 +134,8 @@ def _write(reading: Reading, name: str, options: IngestOptions, writer: RunWrite
         "ingested_ns": time.time_ns(),
     }
     if options.filters != Filters():
-        facts["filters"] = json.dumps(asdict(options.filters))
-        reading.notes.add("filtered", detail=str(facts["filters"]))
+        whole = asdict(Filters())
+        asked = {name: value for name, value in asdict(options.filters).items() if value != whole[name]}
+        facts["filters"] = json.dumps(asked)
+        reading.notes.add("filtered", detail=json.dumps(asked))
     build_tables(reading.spool, reading.notes, facts, lambda table, frame: writer.write(table, reading.rank, frame))

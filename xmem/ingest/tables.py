@@ -12,9 +12,9 @@ import numpy as np
 
 from xmem.ingest.attribute import Attribution, attribute_events, attribute_spans
 from xmem.ingest.lifetimes import DeviceHistory, DeviceSource, build_history
-from xmem.ingest.ordering import device_name, order_events, used_devices
-from xmem.ingest.spool import Spool, complete, in_types_of
-from xmem.ingest.window import cut_to_window
+from xmem.ingest.ordering import check_device, device_name, of_device, order_events, used_devices
+from xmem.ingest.spool import Spool, column_types, complete, in_types_of
+from xmem.ingest.window import DeviceStart, cut_to_window
 from xmem.schema import SCHEMA_VERSION, issue_codes, tables
 from xmem.version import __version__
 
@@ -41,27 +41,30 @@ class FinalState:
 def build_tables(spool: Spool, notes: Notes, facts: dict[str, object], write: Write) -> None:
     """Write every table of one source; spans are written beside the work on events."""
     offset_ns = int(str(notes.facts.pop("ts_offset_ns", 0)))
-    counts = {"span_count": spool.rows("spans"), "stack_count": spool.rows("stacks")}
+    counts = {"stack_count": spool.rows("stacks")}
     notes.issues.pop("no_addresses", None)  # counted again where frees are paired
-    state = _final_state(spool)
+    recorded_events = complete("events", spool.take_all("events"))
+    state = _final_state(spool, recorded_events, notes.filters.device)
     devices = complete("devices", spool.take_all("devices"))
-    events = order_events(complete("events", spool.take_all("events")), notes, offset_ns)
+    events = order_events(recorded_events, notes, offset_ns)
+    del recorded_events
     recorded = _recorded_facts(events, notes)
     attribution = attribute_spans(spool, notes, offset_ns)
     with ThreadPoolExecutor(1) as beside:
-        writing = beside.submit(attribution.write_spans, spool, offset_ns, write)
+        writing = beside.submit(attribution.write_spans, spool, offset_ns, notes.filters, write)
         histories = _histories(events, state, devices, notes)
         del events
         joined, alloc_of_block = _joined(histories, state, attribution, notes)
-        kept, baseline = cut_to_window(joined, histories, attribution, notes)
+        kept, starts = cut_to_window(joined, [history.start for history in histories], notes.filters)
         _write_in_parts("events", kept, write)
-        writing.result()
+        counts["span_count"] = writing.result()
     for frame in spool.frames("stacks"):
         write("stacks", frame)
     write("segments", complete("segments", state.segments))
     write("blocks", state.blocks.select(_names("blocks", state.blocks)).with_columns(alloc_id=alloc_of_block))
-    write("devices", _device_rows(histories, devices, notes))
+    write("devices", _device_rows(starts, devices, notes))
     write("issues", issue_rows(notes))
+    baseline = sum(start.baseline_bytes for start in starts)
     facts = {**facts, **counts, **recorded, "event_count": kept.height, "baseline_bytes": baseline}
     write("runs", _run_row(facts, notes))
 
@@ -87,16 +90,17 @@ def _names(table: str, frame: pl.DataFrame) -> list[str]:
     return [name for name in frame.columns if name in wanted]
 
 
-def _final_state(spool: Spool) -> FinalState:
+def _final_state(spool: Spool, events: pl.DataFrame, device: str | None) -> FinalState:
     segments = complete("segments", spool.take_all("segments"))
-    blocks = complete("blocks", spool.take_all("blocks")).with_row_index("block_row")
+    check_device(device, events, segments)
+    segments = of_device(segments, device)
+    blocks = complete("blocks", spool.take_all("blocks"))
     holder = segments.select("segment_id", "device_type", "device_index", "stream", "pool_id")
-    return FinalState(segments, blocks.join(holder, on="segment_id", how="left", maintain_order="left"))
+    held = blocks.join(holder, on="segment_id", maintain_order="left")
+    return FinalState(segments, held.with_row_index("block_row"))
 
 
-def _histories(
-    events: pl.DataFrame, state: FinalState, devices: pl.DataFrame, notes: Notes
-) -> list[tuple[str, int, DeviceHistory]]:
+def _histories(events: pl.DataFrame, state: FinalState, devices: pl.DataFrame, notes: Notes) -> list[DeviceHistory]:
     """Build the history of each device that has rows, in order of device."""
     found = []
     first_seq = 0
@@ -106,7 +110,8 @@ def _histories(
         of_device = {"device_type": device_type, "device_index": device_index}
         about = devices.filter(**of_device)
         source = DeviceSource(
-            device=device_name(device_type, device_index),
+            device_type=device_type,
+            device_index=device_index,
             events=events.filter(**of_device),
             segments=state.segments.filter(**of_device),
             blocks=state.blocks.filter(**of_device),
@@ -119,7 +124,7 @@ def _histories(
         )
         history = build_history(source, notes)
         first_seq += history.events.height
-        found.append((device_type, device_index, history))
+        found.append(history)
     if len(used) > 1:
         names = ", ".join(device_name(*device) for device in used)
         notes.add("several_devices", count=len(used), detail=names)
@@ -136,7 +141,7 @@ def _rounds_further(notes: Notes) -> bool:
 
 
 def _joined(
-    histories: list[tuple[str, int, DeviceHistory]], state: FinalState, attribution: Attribution, notes: Notes
+    histories: list[DeviceHistory], state: FinalState, attribution: Attribution, notes: Notes
 ) -> tuple[pl.DataFrame, pl.Series]:
     """Put the devices' events behind one another, number allocations through, and attribute them."""
     import polars as pl
@@ -144,18 +149,19 @@ def _joined(
     parts, first_group, first_seq = [], 0, 0
     alloc_of_block = np.full(state.blocks.height, -1, dtype=np.int64)
     block_rows = []
-    for device_type, device_index, history in histories:
+    for history in histories:
+        of_device = {"device_type": history.start.device_type, "device_index": history.start.device_index}
         group = pl.when(pl.col("group") >= 0).then(pl.col("group") + first_group).otherwise(-1)
         parts.append(
             history.events.with_columns(
-                device_type=pl.lit(device_type, dtype=pl.Categorical),
-                device_index=pl.lit(device_index, dtype=pl.Int32),
+                device_type=pl.lit(of_device["device_type"], dtype=pl.Categorical),
+                device_index=pl.lit(of_device["device_index"], dtype=pl.Int32),
                 group=group,
                 end_seq=pl.when(pl.col("end_row") >= 0).then(pl.col("end_row") + first_seq),
             )
         )
         first_seq += history.events.height
-        rows = state.blocks.filter(device_type=device_type, device_index=device_index)["block_row"].to_numpy()
+        rows = state.blocks.filter(**of_device)["block_row"].to_numpy()
         block_rows.append((rows, np.where(history.block_groups >= 0, history.block_groups + first_group, -1)))
         first_group += history.groups
     events = pl.concat(parts) if parts else complete("events", spool_empty())
@@ -198,25 +204,18 @@ def _write_in_parts(table: str, frame: pl.DataFrame, write: Write) -> None:
         write(table, chosen.slice(start, _ROWS_AT_A_TIME))
 
 
-def _device_rows(histories: list[tuple[str, int, DeviceHistory]], devices: pl.DataFrame, notes: Notes) -> pl.DataFrame:
+def _device_rows(starts: list[DeviceStart], devices: pl.DataFrame, notes: Notes) -> pl.DataFrame:
     import polars as pl
 
     lossy = bool(notes.facts.get("ring_buffer")) or "bad_record" in notes.issues
-    rows = [
-        {
-            "device_type": device_type,
-            "device_index": device_index,
-            "baseline_bytes": history.baseline_bytes,
-            "baseline_reserved_bytes": history.baseline_reserved_bytes,
-            "complete_history": history.complete and not lossy,
-        }
-        for device_type, device_index, history in histories
-    ]
-    schema = {"device_type": pl.Categorical, "device_index": pl.Int32, "baseline_bytes": pl.Int64,
-              "baseline_reserved_bytes": pl.Int64, "complete_history": pl.Boolean}  # fmt: skip
-    known = devices.drop("baseline_bytes", "baseline_reserved_bytes", "complete_history")
     keys = ["device_type", "device_index"]
-    return pl.DataFrame(rows, schema=schema).join(known.unique(keys, keep="first"), on=keys, how="left")
+    names = [*keys, "baseline_bytes", "baseline_reserved_bytes", "complete_history"]
+    types = column_types("devices")
+    rows = [{name: getattr(start, name) for name in names} for start in starts]
+    frame = pl.DataFrame(rows, schema={name: types[name] for name in names})
+    known = devices.drop("baseline_bytes", "baseline_reserved_bytes", "complete_history").unique(keys, keep="first")
+    whole = pl.col("complete_history") & (not lossy)
+    return frame.with_columns(whole).join(known, on=keys, how="left", maintain_order="left")
 
 
 def _recorded_facts(events: pl.DataFrame, notes: Notes) -> dict[str, object]:
