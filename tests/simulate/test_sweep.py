@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.paths import SHARED_DATA, needs_shared
 from tests.simulate.stores import MIB, event, make_store
 from tests.simulate.test_replay import table
 from xmem.errors import UsageError
@@ -107,6 +108,17 @@ def test_a_recommendation_can_be_pasted(tmp_path: Path) -> None:
     assert advice.sentence.startswith("Peak reserved ")
     old = recommend(gpu="1GiB", store=tmp_path, options=SimulateOptions(torch_version="2.6"))
     assert old.line == f"export PYTORCH_CUDA_ALLOC_CONF={old.best.alloc_conf}"
+
+
+@needs_shared
+def test_an_operation_file_can_be_swept() -> None:
+    """The reported case: 2,120 MiB by default, 1,610 MiB and 1,340 MiB with the settings that help."""
+    file = SHARED_DATA / "bug_inputs" / "60-stranded-remainders.json"
+    reserved = {row.alloc_conf: row.peak_reserved_bytes for row in sweep(ops=file)}
+    assert reserved[""] == 2120 * MIB
+    assert reserved["max_split_size_mb:20"] == 1610 * MIB
+    assert reserved["expandable_segments:True"] == 1340 * MIB
+    assert recommend(ops=file).line == "export PYTORCH_ALLOC_CONF=expandable_segments:True"
 
 
 def test_where_nothing_helps_it_says_so(tmp_path: Path) -> None:

@@ -157,6 +157,11 @@ def test_a_tried_request_is_among_those_that_hold_the_peak(tmp_path: Path) -> No
     assert [(row.category, row.bytes) for row in verdict.at_peak] == [(None, 50 * MIB), ("parameter", 30 * MIB)]
 
 
+def test_a_recording_that_starts_late_says_so(tmp_path: Path) -> None:
+    verdict = simulate(gpu=1, store=make_store(tmp_path, [event("alloc", 0, MIB, step=7)]).path)
+    assert verdict.notes == ("The first recorded step is step 7; what earlier steps took is not in the recording.",)
+
+
 def test_issues_of_the_run_are_in_the_answer(tmp_path: Path) -> None:
     issues = [{"code": "no_totals", "severity": "info", "count": 3, "detail": "x"}]
     verdict = simulate(gpu=1, store=training_store(tmp_path, tables={"issues": issues}).path)

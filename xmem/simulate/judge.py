@@ -171,6 +171,7 @@ def _fragmentation(peak_requested_bytes: int, smallest_usable_bytes: int | None)
 def _notes(table: pa.Table, encoded: Encoded, case: Case) -> list[str]:
     """Say what a reader of the figures must know about the requests themselves."""
     import numpy as np
+    import pyarrow.compute as pc
 
     notes = []
     failed = int(np.count_nonzero(encoded.codes == OOM))
@@ -184,4 +185,6 @@ def _notes(table: pa.Table, encoded: Encoded, case: Case) -> list[str]:
     steps = table.column("step")
     if case.has_steps and steps.null_count == len(steps):
         notes.append("The recording names no steps, so first-step and steady peak are not told apart.")
+    elif case.has_steps and (first := pc.min(steps).as_py()) > 1:
+        notes.append(f"The first recorded step is step {first}; what earlier steps took is not in the recording.")
     return notes

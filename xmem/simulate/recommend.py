@@ -7,10 +7,8 @@ from pathlib import Path
 
 from xmem.simulate.conf import variable_names
 from xmem.simulate.options import SimulateOptions
-from xmem.simulate.simulation import prepare
-from xmem.simulate.sweep import SweepRow, sweep_settings
+from xmem.simulate.sweep import SweepRow, prepare_either, sweep_settings
 from xmem.simulate.torch_version import parse_version
-from xmem.store import Store
 from xmem.units import format_bytes
 
 _DEFAULTS = SimulateOptions()
@@ -40,11 +38,12 @@ def recommend(
     gpu: str | int | None = None,
     store: str | Path | None = None,
     options: SimulateOptions = _DEFAULTS,
+    ops: str | Path | None = None,
 ) -> Recommendation:
-    """Sweep the built-in settings over a run on a GPU and name the one to use."""
+    """Sweep the built-in settings over a run, or an operation file, on a GPU and name the one to use."""
     from xmem.simulate.replay import encode
 
-    table, case = prepare(Store(store), run, gpu, options)
+    table, case = prepare_either(run, ops, gpu, store, options)
     return choose(sweep_settings(encode(table), case), case.setup.torch_version)
 
 

@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING
 
 from xmem.errors import UsageError
 from xmem.simulate.conf import AllocConf, parse_conf
+from xmem.simulate.ops_file import prepare_ops
 from xmem.simulate.options import SimulateOptions
 from xmem.simulate.simulation import prepare
 from xmem.simulate.trial import UNLIMITED_BYTES, Setup, try_on
 from xmem.store import Store
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from xmem.simulate.judge import Case
     from xmem.simulate.replay import Encoded
 
@@ -73,16 +76,27 @@ def sweep(
     store: str | Path | None = None,
     options: SimulateOptions = _DEFAULTS,
     settings: Sequence[str] | None = None,
+    ops: str | Path | None = None,
 ) -> tuple[SweepRow, ...]:
     """Replay a run under each of `settings` (None: a built-in list) and return one row each, best first.
 
+    `ops` names an operation file that stands in for the run (see simulate_ops).
     Best is: fits, then least peak reserved, fewest retries, the shorter setting. Raises UsageError where a setting
     that was asked for cannot be parsed.
     """
     from xmem.simulate.replay import encode
 
-    table, case = prepare(Store(store), run, gpu, options)
+    table, case = prepare_either(run, ops, gpu, store, options)
     return sweep_settings(encode(table), case, settings)
+
+
+def prepare_either(
+    run: str | None, ops: str | Path | None, gpu: str | int | None, store: str | Path | None, options: SimulateOptions
+) -> tuple[pa.Table, Case]:
+    """Return requests and case of an operation file where one is named, else of a run."""
+    if ops is not None:
+        return prepare_ops(ops, gpu=gpu, options=options)
+    return prepare(Store(store), run, gpu, options)
 
 
 def sweep_settings(encoded: Encoded, case: Case, settings: Sequence[str] | None = None) -> tuple[SweepRow, ...]:
