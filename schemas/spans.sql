@@ -19,7 +19,10 @@ CREATE TABLE spans (
   external_id BIGINT,
   sequence_number BIGINT,
   fwd_thread_id BIGINT,
-  input_shapes VARCHAR
+  input_shapes VARCHAR,
+  input_strides VARCHAR,
+  input_types VARCHAR,
+  concrete_inputs VARCHAR
 );
 COMMENT ON TABLE spans IS 'Operators, annotations, modules, steps, runtime calls and device activity of a trace, in exact nanoseconds.';
 COMMENT ON COLUMN spans.run_id IS 'Run, see runs.';
@@ -41,3 +44,6 @@ COMMENT ON COLUMN spans.external_id IS 'External id: joins device activity with 
 COMMENT ON COLUMN spans.sequence_number IS 'Autograd sequence number: joins a forward operator with its backward one.';
 COMMENT ON COLUMN spans.fwd_thread_id IS 'Thread of the forward operator, on backward operators.';
 COMMENT ON COLUMN spans.input_shapes IS 'Input Dims as JSON text where shapes were recorded.';
+COMMENT ON COLUMN spans.input_strides IS 'Input Strides as JSON text where shapes were recorded.';
+COMMENT ON COLUMN spans.input_types IS 'Input type as JSON text where shapes were recorded.';
+COMMENT ON COLUMN spans.concrete_inputs IS 'Concrete Inputs (numbers, flags, lists) as JSON text where shapes were recorded.';

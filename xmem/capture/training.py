@@ -1,0 +1,252 @@
+"""Runs the training loop of a workload on the CPU, as the paper's experiments do, under a recorder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from xmem.capture.cuda_paths import CudaPaths, foreach_as_on_cuda
+from xmem.capture.models import Built, build_model, require
+from xmem.capture.recorder import Recorder
+from xmem.capture.workload import Workload
+from xmem.errors import UsageError
+
+#: Where transformers' class is meant, as in the paper, because it takes relative_step.
+_TRANSFORMERS_ADAFACTOR = {"relative_step": False}
+PAD_SHARE = 0.25
+
+
+def run_workload(workload: Workload, progress: Callable[[int], None] | None = None) -> Recorder:
+    """Train a few steps on the CPU and return what was recorded; values are not computed where none depends on them."""
+    built = build_model(workload.model, classes=workload.classes, attention=workload.attention)
+    module = built.module.to(getattr(torch, workload.dtype))
+    module.train()
+    if workload.checkpointing:
+        _switch_on_checkpointing(module)
+    recorder = Recorder(hollow=True)
+    with foreach_as_on_cuda(), _watching(recorder, module), CudaPaths(recorder, values=False), recorder:
+        place_on_device(recorder, module)
+        optimizer = built.optimizer or make_optimizer(workload, module)
+        recorder.adopt(_state_tensors(optimizer), "optimizer_state")
+        _loop(workload, built, optimizer, recorder, progress)
+    return recorder
+
+
+def place_on_device(recorder: Recorder, module: torch.nn.Module) -> None:
+    """Record parameters and buffers in the order in which `module.to(device)` copies them."""
+    for child in module.children():
+        place_on_device(recorder, child)
+    recorder.adopt((p for p in module._parameters.values() if p is not None), "parameter")
+    recorder.adopt((b for b in module._buffers.values() if b is not None), "parameter")
+
+
+def make_optimizer(workload: Workload, module: torch.nn.Module) -> Any:
+    """Build the optimizer by its class name in torch.optim; Adafactor is transformers' class, as in the paper."""
+    arguments = {"lr": 0.001, **json.loads(workload.optimizer_args)}
+    found = getattr(torch.optim, workload.optimizer, None)
+    if workload.optimizer == "Adafactor" and not {"foreach", "beta2_decay", "d"} & arguments.keys():
+        found = require("transformers.optimization", "Adafactor").Adafactor
+        arguments = {**_TRANSFORMERS_ADAFACTOR, **arguments}
+    if not (isinstance(found, type) and hasattr(found, "zero_grad")):
+        known = sorted(name for name in dir(torch.optim) if name[0].isupper() and name != "Optimizer")
+        raise UsageError(f"torch.optim has no optimizer {workload.optimizer!r}.", f"Choose from {', '.join(known)}.")
+    try:
+        return found(module.parameters(), **arguments)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{workload.optimizer} refuses its arguments: {error}") from error
+
+
+def _loop(
+    workload: Workload, built: Built, optimizer: Any, recorder: Recorder, progress: Callable[[int], None] | None
+) -> None:
+    step = _Step(workload, built, optimizer, recorder)
+    for index in range(workload.iterations):
+        recorder.step = index
+        span = recorder.open_span("step", f"ProfilerStep#{index}")
+        step.run()
+        recorder.close_span(span)
+        if progress is not None:
+            progress(index + 1)
+    recorder.close()
+
+
+class _Step:
+    """One iteration of the loop; what Python keeps alive between iterations is what `self` keeps."""
+
+    def __init__(self, workload: Workload, built: Built, optimizer: Any, recorder: Recorder) -> None:
+        self.workload, self.built, self.optimizer, self.recorder = workload, built, optimizer, recorder
+        self.criterion = torch.nn.CrossEntropyLoss()
+        self.batch: Any = None
+        self.outputs: Any = None
+        self.loss: Any = None
+        self.kept: Any = None
+
+    def run(self) -> None:
+        workload = self.workload
+        if workload.zero_grad == "start":
+            self._zero_grad()
+        for part in range(workload.accumulate):
+            with _autocast(workload):
+                self._forward()
+            if workload.zero_grad == "before-backward" and part == 0:
+                self._zero_grad()
+            self.loss.backward()
+        self._adopt_gradients()
+        self.optimizer.step()
+        self.recorder.adopt(_state_tensors(self.optimizer), "optimizer_state")
+        if workload.zero_grad == "end":
+            self._zero_grad()
+        if self.built.inputs == "images":
+            self.kept = torch.max(self.outputs, 1)
+
+    def _zero_grad(self) -> None:
+        self.optimizer.zero_grad(set_to_none=self.workload.set_to_none)
+
+    def _adopt_gradients(self) -> None:
+        grads = (p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None)
+        self.recorder.adopt(grads, "gradient")
+
+    def _forward(self) -> None:
+        kind = self.built.inputs
+        host = self._host_batch()
+        if kind == "images":
+            images, labels = host
+            while self.batch:  # the loop variables hold the next batch on the host before it is copied
+                self.batch.pop(0)
+            self.batch = [self._to_device(images), self._to_device(labels)]
+            self.outputs = self.built.module(self.batch[0])
+            self.loss = self.criterion(_logits(self.outputs), self.batch[1])
+        elif kind == "tokens":
+            self.batch = {name: self._to_device(tensor) for name, tensor in host.items()}
+            self.outputs = self.built.module(**self.batch)
+            self.loss = self.outputs.loss
+        else:
+            self.batch = _map_tensors(host, self._to_device)
+            self.outputs = _call(self.built.module, self.batch)
+            self.loss = _loss_of(self.outputs)
+
+    def _host_batch(self) -> Any:
+        self.recorder.paused += 1
+        try:
+            size = self.workload.batch_size
+            if self.built.inputs == "images":
+                edge = self.workload.image_size
+                images = torch.zeros(size, 3, edge, edge, dtype=getattr(torch, self.workload.dtype))
+                return images, torch.zeros(size, dtype=torch.long)
+            if self.built.inputs == "tokens":
+                return token_batch(size, self.workload.sequence_length)
+            return self.built.batch(size)
+        finally:
+            self.recorder.paused -= 1
+
+    def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.recorder.paused += 1
+        copy = tensor.clone()
+        self.recorder.paused -= 1
+        self.recorder.virtual("aten::_to_copy", (tensor,), (copy,))
+        self.recorder.adopt((copy,), "input")
+        return copy
+
+
+def token_batch(size: int, length: int) -> dict[str, torch.Tensor]:
+    """Make a padded batch: real batches hold shorter rows, and models treat a mask with zeros otherwise than without."""
+    mask = torch.ones(size, length, dtype=torch.long)
+    mask[1:, int(length * (1 - PAD_SHARE)) :] = 0
+    tokens = torch.ones(size, length, dtype=torch.long)
+    return {"input_ids": tokens, "attention_mask": mask, "labels": tokens.clone()}
+
+
+def _state_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
+    for state in getattr(optimizer, "state", {}).values():
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and name != "step":
+                yield value
+
+
+def _logits(outputs: Any) -> Any:
+    if isinstance(outputs, torch.Tensor):
+        return outputs
+    return outputs[0] if isinstance(outputs, tuple) else outputs.logits
+
+
+def _loss_of(outputs: Any) -> Any:
+    if isinstance(outputs, torch.Tensor):
+        return outputs if outputs.dim() == 0 else outputs.float().mean()
+    if isinstance(outputs, dict) and "loss" in outputs:
+        return outputs["loss"]
+    return outputs.loss if hasattr(outputs, "loss") else _loss_of(outputs[0])
+
+
+def _call(module: Any, batch: Any) -> Any:
+    if isinstance(batch, dict):
+        return module(**batch)
+    return module(*batch) if isinstance(batch, (tuple, list)) else module(batch)
+
+
+def _map_tensors(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: _map_tensors(item, function) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(_map_tensors(item, function) for item in value)
+    return value
+
+
+def _autocast(workload: Workload) -> Any:
+    if not workload.autocast:
+        return contextlib.nullcontext()
+    return torch.autocast("cpu", dtype=getattr(torch, workload.autocast))
+
+
+def _switch_on_checkpointing(module: Any) -> None:
+    if not hasattr(module, "gradient_checkpointing_enable"):
+        raise UsageError("This model has no gradient_checkpointing_enable(), so checkpointing cannot be switched on.")
+    module.gradient_checkpointing_enable()
+
+
+@contextlib.contextmanager
+def _watching(recorder: Recorder, module: torch.nn.Module) -> Iterator[None]:
+    """Open a span round every module call and optimizer step while the context lasts."""
+    names = {id(child): name or type(child).__name__ for name, child in module.named_modules()}
+    handles = watch_modules(recorder, names) + watch_optimizers(recorder)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def watch_modules(recorder: Recorder, names: dict[int, str]) -> list[Any]:
+    """Record module calls as spans named after the module's place in the model."""
+    from torch.nn.modules import module as nn_module
+
+    def enter(module: torch.nn.Module, inputs: Any) -> None:
+        name = names.get(id(module), type(module).__name__)
+        recorder.modules.append(recorder.open_span("module", f"nn.Module: {name}"))
+
+    def leave(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        if recorder.modules:
+            recorder.close_span(recorder.modules.pop())
+
+    return [
+        nn_module.register_module_forward_pre_hook(enter),
+        nn_module.register_module_forward_hook(leave, always_call=True),
+    ]
+
+
+def watch_optimizers(recorder: Recorder) -> list[Any]:
+    """Note when any optimizer's step runs."""
+    from torch.optim import optimizer as optim
+
+    def enter(optimizer: Any, args: Any, kwargs: Any) -> None:
+        recorder.in_optimizer += 1
+
+    def leave(optimizer: Any, args: Any, kwargs: Any) -> None:
+        recorder.in_optimizer = max(0, recorder.in_optimizer - 1)
+
+    return [optim.register_optimizer_step_pre_hook(enter), optim.register_optimizer_step_post_hook(leave)]
