@@ -162,6 +162,19 @@ def test_a_recording_that_starts_late_says_so(tmp_path: Path) -> None:
     assert verdict.notes == ("The first recorded step is step 7; what earlier steps took is not in the recording.",)
 
 
+def test_no_requests_at_all_fit_with_a_note(tmp_path: Path) -> None:
+    store = training_store(tmp_path)
+    verdict = simulate(gpu=1, store=store.path, options=SimulateOptions(requests_sql="FROM requests WHERE false"))
+    assert (verdict.fits, verdict.requests, verdict.peak_reserved_bytes, verdict.smallest_usable_bytes) == (
+        True,
+        0,
+        0,
+        0,
+    )
+    assert (verdict.at_peak, verdict.fragmentation, verdict.steady_peak_bytes) == ((), None, None)
+    assert verdict.notes[-1] == "There are no requests at all, so nothing was replayed."
+
+
 def test_issues_of_the_run_are_in_the_answer(tmp_path: Path) -> None:
     issues = [{"code": "no_totals", "severity": "info", "count": 3, "detail": "x"}]
     verdict = simulate(gpu=1, store=training_store(tmp_path, tables={"issues": issues}).path)

@@ -182,6 +182,8 @@ def _notes(table: pa.Table, encoded: Encoded, case: Case) -> list[str]:
         )
     if encoded.dropped_frees:
         notes.append(f"{encoded.dropped_frees} frees name no live allocation and do nothing.")
+    if not len(table):
+        return [*notes, "There are no requests at all, so nothing was replayed."]
     steps = table.column("step")
     if case.has_steps and steps.null_count == len(steps):
         notes.append("The recording names no steps, so first-step and steady peak are not told apart.")
