@@ -6,6 +6,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 DEMO := .venv-demo
 TEST := .venv-test
 STORE := .xmem-demo
+SECONDS_EACH ?= 300
 
 .PHONY: help demo test check docs bench fuzz clean
 
@@ -34,9 +35,9 @@ docs: $(TEST)/installed  ## write docs/schema.md, docs/cli.md and the frozen opt
 bench: $(TEST)/installed  ## measure, and write docs/benchmarks.md
 	$(TEST)/bin/python benchmarks/run.py
 
-fuzz: $(TEST)/installed  ## ten minutes of broken and hostile input for the readers
-	$(TEST)/bin/python -m pip install --quiet atheris
-	$(TEST)/bin/python tests/fuzz/run.py --seconds 600
+fuzz: $(TEST)/installed  ## minutes of broken and hostile input for each reader (SECONDS_EACH=300)
+	$(TEST)/bin/python -m pip install --quiet atheris || echo "no atheris here: inputs are mutated at random"
+	for script in tests/fuzz/fuzz_*.py; do $(TEST)/bin/python "$$script" --seconds $(SECONDS_EACH); done
 
 clean:  ## remove environments, stores and caches that these targets made
 	rm -rf $(DEMO) $(TEST) $(STORE) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
