@@ -156,7 +156,7 @@ class Bulk:
         self._plans: dict[int, Plan] = {}
         self._fast = heap.version != (2, 12) and not heap.collecting and not heap.large.searches
         self._take = make_take(heap, self._plan, self._plans)
-        self._give = make_give(heap)
+        self._give: Give = make_give(heap) if self._fast else heap.free
         self._surplus = 0  # logged changes less requests
         self._marks: list[tuple[int, int, int, int]] = []  # request, surplus, reserved bytes, calls after it
         self._error: OutOfMemory | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from xmem.errors import UsageError
 from xmem.simulate.allocator import OutOfMemory
 from xmem.simulate.blocks import Block, BlockPool, FreeList, Segment
 from xmem.simulate.heap import Heap
@@ -52,6 +53,11 @@ def shrink(heap: Heap, block: Block) -> None:
     heap.change_reserved(free_list.pool, -size)
     owner = free_list.pool.owner
     if owner is not None:
+        if owner.segment_count == 0:
+            raise UsageError(
+                f"Pool {owner.id} gives back more mapped ranges than it counted.",
+                "torch stops here too, with an internal assertion: it counts one where growing took several calls.",
+            )
         owner.segment_count -= 1
     heap.statistics.counts["num_device_free"] += 1
     if block.size == segment.size:
