@@ -63,4 +63,4 @@ def _end_of_value(text: bytes, start: int) -> int | None:
     if text[start : start + 1] in (b"{", b"["):
         return find_end(text, start)
     scalar = _SCALAR.match(text, start)
-    return scalar.end() if scalar else None
+    return scalar.end() if scalar and scalar.end() < len(text) else None  # a number at the end may have been cut

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from decimal import Decimal
 
 import msgspec
 
@@ -21,7 +22,7 @@ _STRICT_STRING = re.compile(
     r'[^"\\\x00-\x1f\ud800-\udfff]*+)*+"'
 )
 _AFTER_KEY = re.compile(r"\s*:")
-_AFTER_MEMBER = re.compile(r'\s*(?:,\s*"[^"]*"\s*:|\}\s*(?:[,}\]]|\Z)|,\s*\}\s*(?:[,}\]]|\Z))')
+_AFTER_MEMBER = re.compile(r'\s*(?:,\s*"(?:[^"\\]|\\.)*+"\s*:|\}\s*(?:[,}\]]|\Z)|,\s*\}\s*(?:[,}\]]|\Z))')
 _AFTER_ITEM = re.compile(r'\s*(?:\]|,\s*(?:["\d\[{\]tfn-]|[+-]?[iI]nf|[nN]a[nN]))')
 _QUOTE = re.compile(r'"')
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?(?=\s*(?:[,}\]]|\Z))")
@@ -54,15 +55,9 @@ def repair_json(text: bytes) -> tuple[object, Counter[str]] | None:
     if cleaned is None:
         return None
     try:
-        return msgspec.json.Decoder(float_hook=_keep_digits).decode(cleaned), repairs
+        return msgspec.json.Decoder(float_hook=Decimal).decode(cleaned), +repairs
     except (msgspec.MsgspecError, RecursionError, ValueError):
         return None
-
-
-def _keep_digits(digits: str) -> object:
-    from decimal import Decimal
-
-    return Decimal(digits)
 
 
 class _Repairer:

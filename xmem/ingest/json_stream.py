@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import BinaryIO, Generic, TypeVar
 
 import msgspec
@@ -21,34 +23,47 @@ CHUNK_BYTES = 1 << 20
 #: A record (or header, or tail) longer than this is left out.
 RECORD_LIMIT = 16 << 20
 _GROUP = 64
+_PLAIN = msgspec.json.Decoder(float_hook=Decimal)
 _BOM = b"\xef\xbb\xbf"
 _BLANK = b" \t\r\n\0"
 _ERRORS = (msgspec.MsgspecError, RecursionError, ValueError)
 _GAP = re.compile(rb"[\s,\x00]*+")
+_PLAIN_END = re.compile(rb'\][\s\x00]*+(?:\Z|[}\]]|,[\s\x00]*+["}])')
+_NOT_THE_END = re.compile(rb"\][\s\x00]*+(?:,[\s\x00]*+)?[{\[]")
 _FOLLOWS = re.compile(rb"[\s\x00]*+(?:[,\]{\[]|\Z)")
 _SCALAR = re.compile(rb'(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"|[^,\]{\["])*+', re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How records look: what parts two of them, what ends their list, their first byte, and whether it must end."""
+    """How records look: how they start, what parts two of them, what ends their list, what all of them hold."""
 
+    opener: bytes
+    start: re.Pattern[bytes]
     boundary: re.Pattern[bytes]
     end: re.Pattern[bytes]
-    opener: bytes
+    sign: bytes
     may_stay_open: bool
 
 
+_EVENT = rb'\{\s*+"(?:ph|name|cat|pid|tid|ts|s|id|dur|bp|args)"\s*+:'
 #: Records are objects that begin with a key of Chrome's trace format, whose bare list need not be closed.
 EVENTS = Shape(
-    re.compile(rb'\}\s*+(?:,\s*+)?(?=\{\s*+"(?:ph|name|cat|pid|tid|ts|s|id|dur|bp|args)"\s*+:)'),
-    re.compile(rb'\}\s*+(?:,\s*+)?\](?=\s*+(?:\}|\Z|,\s*+"[^"\\]{1,200}"\s*+:))'),
     b"{",
+    re.compile(_EVENT),
+    re.compile(rb"\}\s*+(?:,\s*+)?(?=" + _EVENT + rb")"),
+    re.compile(rb'\}\s*+(?:,\s*+)?\](?=\s*+(?:\}|\Z|,\s*+"[^"\\]{1,200}"\s*+:))'),
+    b'"ph"',
     may_stay_open=True,
 )
 #: Records are lists.
 ROWS = Shape(
-    re.compile(rb"\]\s*+(?:,\s*+)?(?=\[)"), re.compile(rb"\]\s*+(?:,\s*+)?\](?=\s*+\Z)"), b"[", may_stay_open=False
+    b"[",
+    re.compile(rb"\["),
+    re.compile(rb"\]\s*+(?:,\s*+)?(?=\[)"),
+    re.compile(rb"\]\s*+(?:,\s*+)?\](?=\s*+\Z)"),
+    b"[",
+    may_stay_open=False,
 )
 
 
@@ -77,11 +92,11 @@ class RecordStream(Generic[T]):
     _offset: int = 0
     _ended: bool = False
     _closed: bool = False
-    _wanted: int = CHUNK_BYTES
+    _wanted: int = 0
 
     def __iter__(self) -> Iterator[tuple[list[T], bytes | None]]:
         while self.found and not self._closed:
-            self._fill(self._wanted)
+            self._fill(self._wanted or CHUNK_BYTES)
             cut = None if self._ended else last_boundary(self._buffer, self.shape)
             part = self._buffer if cut is None else self._buffer[: cut[0]]
             fast = None if cut is None else _try(self.fast, part)
@@ -145,7 +160,7 @@ class RecordStream(Generic[T]):
         self.fields.update(salvage_fields(self._buffer, self.known))
         while not self._ended:
             self._advance(max(0, len(self._buffer) - 256))
-            self._fill(CHUNK_BYTES)
+            self._fill(len(self._buffer) + CHUNK_BYTES)
             match = pattern.search(self._buffer)
             if match is not None:
                 self.found = True
@@ -169,7 +184,9 @@ class RecordStream(Generic[T]):
             start = _GAP.match(part, position).end()  # type: ignore[union-attr]
             if start >= len(part):
                 return records, start if whole or self._ended else position
-            if part[start : start + 1] == b"]":
+            if part[start : start + 1] == b"]" and self._is_end(part, start):
+                if not self._ended and not part[start + 1 :].strip(_BLANK + b","):
+                    return records, position
                 self._note_comma(part[position:start], start)
                 self._closed = True
                 return records, start + 1
@@ -187,18 +204,27 @@ class RecordStream(Generic[T]):
             records += step[0]
             position = step[1]
 
+    def _is_end(self, part: bytes, at: int) -> bool:
+        """Say whether the list ends at a bracket, or whether that is one too many."""
+        if _PLAIN_END.match(part, at):
+            return True
+        return not _NOT_THE_END.match(part, at) and self.shape.sign not in part[at:]
+
     def _read_one(self, part: bytes, start: int, ends: list[int]) -> tuple[list[T], int] | None:
         """Read one record that may be broken; None where its end is not in sight."""
         if part[start : start + 1] != self.shape.opener:
             return self._skip_foreign(part, start)
         index = bisect_right(ends, start)
         near = ends[index] if index < len(ends) else None
-        for end in self._candidates(part, start, near):
+        own = find_end(part, start)
+        for end in self._candidates(part, start, near, own):
             records = _try(self.exact, part[start:end])
             if records is None:
                 records = self._repair(part, start, end)
             if records is not None:
                 return records, end
+        if own is None and _is_unfinished(part[start:]):
+            return None  # what looked like its end is inside of it
         if near is None:
             closing = self.shape.end.search(part, start) if self._ended else None
             if closing is None:
@@ -207,11 +233,10 @@ class RecordStream(Generic[T]):
         self._lose(start, part[start : start + 80])
         return [], near
 
-    def _candidates(self, part: bytes, start: int, near: int | None) -> Iterator[int]:
+    def _candidates(self, part: bytes, start: int, near: int | None, own: int | None) -> Iterator[int]:
         """Where the record may end: at the next boundary, at its own bracket, at the end of the list."""
         if near is not None:
             yield near
-        own = find_end(part, start)
         if own is not None and own != near and _FOLLOWS.match(part, own):
             yield own
         for count, closing in enumerate(self.shape.end.finditer(part, start, near or len(part))):
@@ -222,7 +247,7 @@ class RecordStream(Generic[T]):
 
     def _repair(self, part: bytes, start: int, end: int) -> list[T] | None:
         text, at = part[start:end], self._offset + start
-        repaired = repair_json(text) if len(text) <= REPAIR_LIMIT else None
+        repaired = _read_plain(text) or (repair_json(text) if len(text) <= REPAIR_LIMIT else None)
         record = None if repaired is None else self.rescue(repaired[0], at)
         if repaired is None or record is None:
             return None
@@ -234,8 +259,13 @@ class RecordStream(Generic[T]):
         """Something stands in the list that is no record: pass over it."""
         if part[start : start + 1] in (b"{", b"["):
             end = find_end(part, start)
+            if end is None and not self._ended and len(part) - start < REPAIR_LIMIT:
+                return None
         else:
             end = max(_SCALAR.match(part, start).end(), start + 1)  # type: ignore[union-attr]
+        record = self.shape.start.search(part, start + 1, end or len(part))
+        if record is not None:
+            end = record.start()  # a bracket or quote too many before a record
         if end is None or end >= len(part):
             return None
         self._lose(start, part[start : start + 80])
@@ -269,11 +299,12 @@ class RecordStream(Generic[T]):
         end = find_end(text, 0)
         if end is None:
             self._cut_off(len(self._buffer), "behind its list of records")
+            self.fields.update(salvage_fields(text, self.known))
         else:
-            text, foreign = text[:end], foreign or text[end:].strip(_BLANK)
+            foreign = foreign or text[end:].strip(_BLANK)
+            self._take_fields(text[:end])
         if foreign:
             self.notes.add("unreadable_part", at=at, unit="byte", detail=f"behind the list stands {_show(foreign)}")
-        self._take_fields(text if end is not None else text + b"}")
         while not self._ended:
             self._advance(len(self._buffer))
             self._fill(CHUNK_BYTES)
@@ -306,7 +337,7 @@ class RecordStream(Generic[T]):
 
     def _want_more(self, used: int) -> None:
         """Grow the window while a record does not end in it; give the record up at the limit."""
-        self._wanted = CHUNK_BYTES
+        self._wanted = 0
         if used:
             return
         if len(self._buffer) < RECORD_LIMIT:
@@ -320,7 +351,7 @@ class RecordStream(Generic[T]):
             if self._ended:
                 return None
             self._advance(max(1, len(self._buffer) - 1024))
-            self._fill(CHUNK_BYTES)
+            self._fill(len(self._buffer) + CHUNK_BYTES)
 
 
 def last_boundary(text: bytes, shape: Shape) -> tuple[int, int] | None:
@@ -337,6 +368,25 @@ def _try(decode: Callable[[bytes], list[T]], text: bytes) -> list[T] | None:
         return decode(b"[" + text + b"]")
     except _ERRORS:
         return None
+
+
+def _read_plain(text: bytes) -> tuple[object, Counter[str]] | None:
+    """Read a text that is valid JSON, but not of the expected types."""
+    try:
+        return _PLAIN.decode(text), Counter()
+    except _ERRORS:
+        return None
+
+
+def _is_unfinished(text: bytes) -> bool:
+    """Say whether a text is valid JSON so far."""
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except msgspec.DecodeError as error:
+        return "truncated" in str(error)
+    except RecursionError:
+        return True
+    return False
 
 
 def _show(text: bytes) -> str:

@@ -47,7 +47,8 @@ _INT64 = 1 << 63
 _ADDRESS_MASK = (1 << 64) - 1
 #: Below this many microseconds a float holds three decimals exactly.
 _EXACT_BELOW = float(1 << 43)
-_LARGEST_MICROS = 9_000_000_000_000_000
+#: Times are cut off here (the year 2096), so that a start and a duration add up in 64 bits.
+_LARGEST_MICROS = 4_000_000_000_000_000
 #: Times from here on (the year 1998) count from 1970, whatever base the file states.
 _ABSOLUTE_FROM_NS = 900_000_000_000_000_000
 
@@ -106,10 +107,16 @@ class TraceColumns:
                 frames.clear()
 
     def _times(self, micros: list[Any]) -> NDArray[np.int64]:
-        times = to_ns(micros)
+        times = self._exact(micros)
         if len(times) and times[-1] >= _ABSOLUTE_FROM_NS:
             self.absolute = True
         return times if self.base_ns is None or self.absolute else times + self.base_ns
+
+    def _exact(self, micros: list[Any]) -> NDArray[np.int64]:
+        times = to_ns(micros)
+        cut = np.abs(times) >= _LARGEST_MICROS * 1000
+        self.notes.add("wide_integer", count=int(np.count_nonzero(cut)), detail="a time was cut off")
+        return times
 
     # ------------------------------------------------------------------ spans
 
@@ -128,7 +135,7 @@ class TraceColumns:
                 "kind": pl.Series([span.cat for span in spans], dtype=pl.String),
                 "name": pl.Series([span.name or "" for span in spans], dtype=pl.String),
                 "ts_ns": self._times([span.ts for span in spans]),
-                "dur_ns": to_ns([span.dur or 0 for span in spans]),
+                "dur_ns": self._exact([span.dur or 0 for span in spans]),
                 "process_id": _identifiers([span.pid for span in spans]),
                 "thread_id": _identifiers([span.tid for span in spans]),
                 "device_index": _integers([arg.device for arg in args]),
@@ -252,8 +259,8 @@ def to_ns(micros: list[Any]) -> NDArray[np.int64]:
 
 def _decimal_ns(value: float | Decimal) -> int:
     exact = Decimal(value)
-    if not exact.is_finite() or exact.adjusted() > 15:
-        return 0 if exact.is_nan() else (-1 if exact < 0 else 1) * _LARGEST_MICROS * 1000
+    if exact.adjusted() > 15 or abs(exact) > _LARGEST_MICROS:
+        exact = Decimal(_LARGEST_MICROS).copy_sign(exact)
     return int((exact * 1000).to_integral_value())
 
 

@@ -92,8 +92,8 @@ class ExactEvent(msgspec.Struct, gc=False):
     name: str | None = None
     pid: int | str | None = None
     tid: int | str | None = None
-    ts: Decimal | None = None
-    dur: Decimal | None = None
+    ts: Any = None
+    dur: Any = None
     args: Args | None = None
 
 
@@ -110,7 +110,8 @@ def _fast_decoder() -> msgspec.json.Decoder[Any]:
 
 
 _FAST = _fast_decoder()
-_EXACT = msgspec.json.Decoder(list[ExactEvent])
+_EXACT = msgspec.json.Decoder(list[ExactEvent], float_hook=Decimal)
+_TIME_TYPES = (int, Decimal, type(None))
 
 
 def decode_fast(text: bytes) -> list[Record]:
@@ -121,7 +122,10 @@ def decode_fast(text: bytes) -> list[Record]:
 
 def decode_exact(text: bytes) -> list[Record]:
     """Decode a JSON list of records and keep every digit of their times."""
-    return list(_EXACT.decode(text))
+    records = _EXACT.decode(text)
+    if not all(type(record.ts) in _TIME_TYPES and type(record.dur) in _TIME_TYPES for record in records):
+        raise ValueError("a time is no number")
+    return list(records)
 
 
 def rescue_event(value: object, at: int, notes: Notes) -> Record | None:
