@@ -78,7 +78,7 @@ def test_files_are_written_whole_and_not_twice(store: Path, tmp_path: Path) -> N
     assert json.loads(gzip.decompress((tmp_path / "c.json.gz").read_bytes()))["traceEvents"]
     assert run("--arrow", "--table", "steps", "-o", str(tmp_path / "s.arrow")) is None
     with pa.ipc.open_file(tmp_path / "s.arrow") as reader:
-        assert reader.read_all().num_rows == 2
+        assert reader.read_all().num_rows == 3
     assert run("--parquet", "-o", str(tmp_path / "a.parquet")) is None
     assert pl.read_parquet(tmp_path / "a.parquet").height == 9
     error = run("--parquet", "-o", str(tmp_path / "a.parquet"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,10 +15,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def check_target(target: Path, *, force: bool = False) -> None:
-    """Raise where a file cannot be written there: before the query runs, not after."""
-    if target.suffix not in _WRITERS:
-        known = ", ".join(_WRITERS)
+def check_target(target: Path, *, force: bool = False, suffixes: Sequence[str] = ()) -> None:
+    """Raise where a file cannot be written there: before the query runs, not after.
+
+    `suffixes` are the formats that the caller writes; rows of a query, where none are named.
+    """
+    if target.suffix.lower() not in (suffixes or _WRITERS):
+        known = ", ".join(suffixes or _WRITERS)
         raise UsageError(f"The suffix of {str(target)!r} names no format that can be written.", f"Known: {known}")
     if target.is_dir():
         raise UsageError(f"The output file {str(target)!r} is a folder.", "Name a file in it.")
@@ -32,7 +35,7 @@ def write_rows(table: pa.Table, target: Path) -> None:
     """Write rows in the format of the target's suffix, under another name first."""
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
-        _WRITERS[target.suffix](table, temporary)
+        _WRITERS[target.suffix.lower()](table, temporary)
         os.replace(temporary, target)
     except OSError as error:
         reason = error.strerror or str(error)

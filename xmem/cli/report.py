@@ -70,7 +70,8 @@ def _write_picture(name: str, run: str | None, output: str | None, chosen: Any, 
 
     if output is None:
         raise UsageError("The page needs a file to be written to.", "Name it: xmem report html -o page.html")
-    check_target(Path(output), force=options["force"])
+    suffixes = (".html", ".htm") if name == "html" else (".png", ".svg")
+    check_target(Path(output), force=options["force"], suffixes=suffixes)
     if name == "html":
         from xmem.query.html import write_page
 

@@ -52,7 +52,7 @@ COMMENT ON COLUMN peaks.run_id IS 'Run, see runs.';
 COMMENT ON COLUMN peaks.rank IS 'Rank, see runs.';
 COMMENT ON COLUMN peaks.device_type IS 'Device type, see devices.';
 COMMENT ON COLUMN peaks.device_index IS 'Device index, see devices.';
-COMMENT ON COLUMN peaks.peak_allocated_bytes IS 'Largest allocated_bytes of the timeline; for a snapshot by request, since it tells block sizes only of what is alive at its end (xmem simulate counts whole blocks).';
+COMMENT ON COLUMN peaks.peak_allocated_bytes IS 'Largest allocated_bytes of the timeline; for a snapshot a least figure, see events.block_bytes (xmem simulate counts whole blocks).';
 COMMENT ON COLUMN peaks.peak_allocated_seq IS 'Event that reached it first, see events.';
 COMMENT ON COLUMN peaks.peak_allocated_ns IS 'Time of that event, ns, see runs.time_base.';
 COMMENT ON COLUMN peaks.peak_allocated_step IS 'Training step of that event.';
