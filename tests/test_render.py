@@ -59,6 +59,19 @@ def test_a_table_cuts_text_to_the_width() -> None:
     assert max(map(len, text.splitlines())) == 30
 
 
+def test_a_table_can_wrap_its_last_column() -> None:
+    text = table_text(
+        ("name", "meaning"), [("a", "one two three four five six seven eight nine"), ("b", "ten")], width=30, wrap=True
+    )
+    assert text == (
+        "name  meaning\n"
+        "----  ------------------------\n"
+        "a     one two three four five\n"
+        "      six seven eight nine\n"
+        "b     ten"
+    )  # fmt: skip
+
+
 def test_a_table_leaves_last_columns_out_where_even_narrow_ones_do_not_fit() -> None:
     text = table_text(("first", "second", "third"), [("a" * 40, "b" * 40, "c" * 40)], width=30)
     assert text.splitlines()[-1] == "(not shown for want of width: third; use --json or --csv)"

@@ -11,6 +11,7 @@ import io
 import json
 import math
 import re
+import textwrap
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -53,20 +54,31 @@ def cell_text(value: object) -> str:
     return make_inert(_compact_json(value) if isinstance(value, list | tuple | dict | bytes) else str(value))
 
 
-def table_text(columns: Sequence[str], rows: Iterable[Sequence[object]], *, width: int | None = None) -> str:
-    """Lay rows out under their column names; cut text, then leave out last columns, to stay within `width`."""
+def table_text(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], *, width: int | None = None, wrap: bool = False
+) -> str:
+    """Lay rows out under their column names, within `width`: text is cut, then last columns are left out.
+
+    With `wrap` the last column is a text that goes on in further lines instead of being cut.
+    """
     kept = [list(row) for row in rows]
     cells = [[cell_text(value) for value in row] for row in kept]
     names = [make_inert(name) for name in columns]
     numeric = [_is_numeric(row[index] for row in kept) for index in range(len(names))]
     natural = [max([_width(names[i]), *(_width(row[i]) for row in cells)]) for i in range(len(names))]
+    if wrap and width is not None:
+        natural[-1] = min(natural[-1], max(width - _total(natural[:-1]) - len(_GAP), _NARROWEST * 2))
     widths = _fit(natural, width)
     shown = range(len(widths))
     lines = [
         _line([names[i] for i in shown], widths, numeric),
         _line(["-" * widths[i] for i in shown], widths, numeric),
     ]
-    lines += [_line([row[i] for i in shown], widths, numeric) for row in cells]
+    for row in cells:
+        further = textwrap.wrap(row[-1], widths[-1])[1:] if wrap else []
+        row[-1] = textwrap.wrap(row[-1], widths[-1])[0] if further else row[-1]
+        lines.append(_line([row[i] for i in shown], widths, numeric))
+        lines += [" " * (_total(widths) - widths[-1]) + text for text in further]
     if len(widths) < len(names):
         left_out = ", ".join(names[len(widths) :])
         lines.append(f"(not shown for want of width: {left_out}; use --json or --csv)")

@@ -32,8 +32,8 @@ def _run_lines(one: Ingested, verbose: bool) -> list[str]:
         ("events", f"{one.event_count:,} rows, {one.memory_event_count:,} allocations and frees recorded"),
         ("spans", f"{one.span_count:,}; {one.stack_count:,} stacks"),
     ]
-    by_request = one.adapter == "cuda_snapshot"  # it tells block sizes only of what is alive at its end
-    facts += [(_device_label(one, device), _device_facts(device, by_request)) for device in one.devices]
+    is_least = one.adapter == "cuda_snapshot"  # it tells the sizes of blocks only where they are alive at its end
+    facts += [(_device_label(one, device), _device_facts(device, is_least)) for device in one.devices]
     facts += _issue_facts(one, verbose)
     return [f"{make_inert(one.name)}: run {one.run_id}{kept}", *fact_lines(facts)]
 
@@ -57,9 +57,9 @@ def _device_label(one: Ingested, device: DeviceFacts) -> str:
     return f"{name} of rank {device.rank}" if len(one.ranks) > 1 else name
 
 
-def _device_facts(device: DeviceFacts, by_request: bool) -> str:
+def _device_facts(device: DeviceFacts, is_least: bool) -> str:
     peak = f"peak {format_bytes(device.peak_allocated_bytes)} allocated"
-    peak += " (by request; xmem simulate counts whole blocks)" if by_request else ""
+    peak += " (at least; xmem simulate counts whole blocks)" if is_least else ""
     if device.peak_reserved_bytes is not None:
         peak += f", {format_bytes(device.peak_reserved_bytes)} reserved"
     parts = [peak, f"{format_bytes(device.end_allocated_bytes)} at the end"]

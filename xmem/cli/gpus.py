@@ -38,4 +38,4 @@ def command(text: str | None, as_json: bool) -> None:
         )
         for gpu in found
     ]
-    print_text(table_text(("name", "also", "memory", "bytes", "source"), rows, width=terminal_width()))
+    print_text(table_text(("name", "also", "memory", "bytes", "source"), rows, width=terminal_width(), wrap=True))

@@ -40,7 +40,7 @@ def _print_all(known: dict[str, Table], as_json: bool) -> None:
         print_text(json_text([known[name] for name in sorted(known)]))
         return
     rows = [(table.kind, table.name, table.comment) for table in known.values()]
-    print_text(table_text(("kind", "name", "holds"), sorted(rows), width=terminal_width()))
+    print_text(table_text(("kind", "name", "holds"), sorted(rows), width=terminal_width(), wrap=True))
 
 
 def _print_one(table: Table, as_json: bool) -> None:
@@ -48,5 +48,5 @@ def _print_one(table: Table, as_json: bool) -> None:
         print_text(json_text(table))
         return
     rows = [(column.name, column.type, "null" if column.nullable else "", column.comment) for column in table.columns]
-    listed = table_text(("column", "type", "may be", "meaning"), rows, width=terminal_width())
+    listed = table_text(("column", "type", "may be", "meaning"), rows, width=terminal_width(), wrap=True)
     print_text(f"{table.name}: {table.comment}\n\n{listed}")
