@@ -171,6 +171,8 @@ def test_a_file_of_operations_is_replayed(xmem: Xmem) -> None:
     done = xmem("simulate", "--ops", "ops.json", "--json")
     assert done.code == 0, done.err
     assert (done.json["total_bytes"], done.json["peak_allocated_bytes"]) == (64 * MIB, 10 * MIB)
+    assert xmem("simulate", "--ops", "ops.json", "--sweep").code == 0
+    assert xmem("simulate", "--ops", "ops.json", "--recommend").code == 0
 
 
 @pytest.mark.parametrize(

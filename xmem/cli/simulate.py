@@ -13,7 +13,7 @@ from xmem.render import json_text, make_inert
 from xmem.render_verdict import recommendation_text, sweep_text, verdict_text
 
 if TYPE_CHECKING:
-    from xmem.simulate import SimulateOptions, Verdict
+    from xmem.simulate import SimulateOptions
 
 
 @click.command()
@@ -66,8 +66,8 @@ def command(run: str | None, as_json: bool, **options: Any) -> int:
     chosen = [f"--{name}" for name in _MODES if options[name]]
     if len(chosen) > 1:
         raise click.UsageError(f"{' and '.join(chosen)} exclude each other.")
-    if options["ops"] is not None and run is not None:
-        raise click.UsageError("--ops replays a file instead of a run; leave RUN out.")
+    if options["ops"] is not None and (run is not None or options["compare"]):
+        raise click.UsageError("--ops replays a file instead of a run; leave RUN and --compare out.")
     show = _MODES[chosen[0].removeprefix("--")] if chosen else _print_verdict
     return EXIT_OK if show(run, as_json, options) else EXIT_DOES_NOT_FIT
 
@@ -79,21 +79,18 @@ def _simulate_options(options: dict[str, Any]) -> SimulateOptions:
     return SimulateOptions(**{name: options[name] for name in names})
 
 
+def _target(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: options[name] for name in ("gpu", "store", "ops")} | {"options": _simulate_options(options)}
+
+
 def _print_verdict(run: str | None, as_json: bool, options: dict[str, Any]) -> bool:
-    from xmem.simulate import simulate
+    from xmem.simulate import simulate, simulate_ops
 
     chosen = _simulate_options(options)
-    return _print_one(simulate(run, gpu=options["gpu"], store=options["store"], options=chosen), as_json, options)
-
-
-def _print_ops(run: str | None, as_json: bool, options: dict[str, Any]) -> bool:
-    from xmem.simulate import simulate_ops
-
-    verdict: Verdict = simulate_ops(options["ops"], gpu=options["gpu"], options=_simulate_options(options))
-    return _print_one(verdict, as_json, options)
-
-
-def _print_one(verdict: Verdict, as_json: bool, options: dict[str, Any]) -> bool:
+    if options["ops"] is not None:
+        verdict = simulate_ops(options["ops"], gpu=options["gpu"], options=chosen)
+    else:
+        verdict = simulate(run, gpu=options["gpu"], store=options["store"], options=chosen)
     text = verdict_text(verdict, width=terminal_width(), explain=options["explain"])
     print_text(json_text(verdict.to_dict()) if as_json else text)
     return verdict.fits
@@ -110,7 +107,7 @@ def _print_comparison(run: str | None, as_json: bool, options: dict[str, Any]) -
 def _print_sweep(run: str | None, as_json: bool, options: dict[str, Any]) -> bool:
     from xmem.simulate import sweep
 
-    rows = sweep(run, gpu=options["gpu"], store=options["store"], options=_simulate_options(options))
+    rows = sweep(run, **_target(options))
     print_text(json_text(rows) if as_json else sweep_text(rows, width=terminal_width()))
     return any(bool(row.fits) for row in rows)
 
@@ -118,14 +115,13 @@ def _print_sweep(run: str | None, as_json: bool, options: dict[str, Any]) -> boo
 def _print_recommendation(run: str | None, as_json: bool, options: dict[str, Any]) -> bool:
     from xmem.simulate import recommend
 
-    advice = recommend(run, gpu=options["gpu"], store=options["store"], options=_simulate_options(options))
+    advice = recommend(run, **_target(options))
     print_text(json_text(advice) if as_json else recommendation_text(advice, width=terminal_width()))
     return bool(advice.best.fits)
 
 
-#: What --sweep, --recommend, --compare and --ops do instead of a plain verdict; each says whether it went well.
+#: What --sweep, --recommend and --compare do instead of a plain verdict; each says whether it went well.
 _MODES: dict[str, Callable[[str | None, bool, dict[str, Any]], bool]] = {
-    "ops": _print_ops,
     "sweep": _print_sweep,
     "recommend": _print_recommendation,
     "compare": _print_comparison,
