@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from xmem.errors import XmemError
 from xmem.ingest.adapter import Notes
-from xmem.query import view_tables, views
+from xmem.query import View, query, view_tables, views
 from xmem.schema import (
     INGEST_TABLES,
     SIMULATION_TABLES,
@@ -86,3 +88,8 @@ def test_errors_carry_their_exit_codes() -> None:
     codes = {kind.__name__: kind.exit_code for kind in XmemError.__subclasses__()}
     assert codes == {"UsageError": 2, "UnreadableError": 3, "RefusedError": 4}
     assert str(XmemError("a", "b")) == "a\nb"
+
+
+@pytest.mark.parametrize("view", views(), ids=lambda view: view.name)
+def test_every_example_runs(view: View, tmp_path: Path) -> None:
+    assert query(view.example, store=tmp_path / "none").height == 0
