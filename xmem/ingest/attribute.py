@@ -26,6 +26,7 @@ from xmem.ingest.phases import (
     phase_at,
     step_at,
 )
+from xmem.ingest.span_columns import DEVICE, HOLDERS, MODULE, NO_THREAD, OPERATOR, read_span_columns
 from xmem.ingest.stack_phases import codes_of_events, phases_of_stacks
 from xmem.ingest.window import span_window
 
@@ -37,43 +38,29 @@ if TYPE_CHECKING:
 
 Ints = npt.NDArray[np.int64]
 
-#: Kinds of spans that hold others on their thread; runtime calls and overhead lie in them and hold nothing.
-HOLDERS = ("operator", "annotation", "step", "module", "python")
-LEAVES = ("runtime", "overhead", "other")
-_NO_THREAD = np.iinfo(np.int64).min
-_KINDS = (*HOLDERS, *LEAVES)
-_OPERATOR, _ANNOTATION, _STEP, _MODULE = range(4)
-_DEVICE = len(_KINDS)
 
-
-@dataclass
-class SpanColumns:
-    """What attribution needs of each span, in source order."""
-
-    start: Ints
-    end: Ints
-    thread: Ints
-    kind: npt.NDArray[np.int8]
-    flags: npt.NDArray[np.uint8]
-    span_id: Ints
-    named_steps: Steps
-
-
-@dataclass
+@dataclass(frozen=True)
 class Attribution:
-    """Spans by row of the source, the forest of those that hold others, and the training that they show."""
+    """The forest of spans that hold others, what lies in it, and the training that the spans show.
 
-    columns: SpanColumns
+    `parent`, `operator` and `module` are positions in the forest (-1: none), one for each span of the source;
+    `ids` and `flags` belong to positions, `outermost_operator` too.
+    """
+
     forest: Forest
+    ids: npt.NDArray[Any]
+    flags: npt.NDArray[np.uint8]
+    outermost_operator: npt.NDArray[np.int32]
     thread_keys: Ints
-    parent_id: Ints
-    op_id: Ints
-    module_id: Ints
+    span_id: npt.NDArray[Any]
+    parent: npt.NDArray[np.int32]
+    operator: npt.NDArray[np.int32]
+    module: npt.NDArray[np.int32]
     marks: Marks
     steps: Steps
+    steps_are_named: bool
     timeline: Timeline | None
     stack_codes: pl.DataFrame
-    operators: npt.NDArray[np.int32]
 
     def write_spans(
         self, spool: Spool, offset_ns: int, filters: Filters, write: Callable[[str, pl.DataFrame], None]
@@ -86,11 +73,11 @@ class Attribution:
         for frame in spool.frames("spans") if filters.spans else ():
             part = slice(first, first + frame.height)
             first += frame.height
-            ids = {"parent_id": self.parent_id, "op_id": self.op_id, "module_id": self.module_id}
-            filled = {name: _nullable(column[part]) for name, column in ids.items()}
+            places = {"parent_id": self.parent, "op_id": self.operator, "module_id": self.module}
+            filled = {name: _nullable(self.ids_at(place[part])) for name, place in places.items()}
             numbered = frame.with_columns(
                 pl.col("ts_ns") + offset_ns,
-                span_id=pl.Series(self.columns.span_id[part]),
+                span_id=pl.Series(self.span_id[part], dtype=pl.Int64),
                 **{name: pl.coalesce(name, new) if name in frame.columns else new for name, new in filled.items()},
             )
             if since is not None:
@@ -101,40 +88,46 @@ class Attribution:
             write("spans", numbered)
         return written
 
+    def ids_at(self, places: npt.NDArray[np.int32]) -> Ints:
+        """Turn positions in the forest into span ids, -1 stays."""
+        return np.append(self.ids, -1)[places].astype(np.int64)
+
 
 def attribute_spans(spool: Spool, notes: Notes, offset_ns: int) -> Attribution:
     """Find parents, operators and modules of all spans, and steps and phases of the whole source."""
-    columns = _span_columns(spool, offset_ns)
-    keys, thread = _threads(columns.thread)
-    holders = np.flatnonzero(columns.kind < len(HOLDERS)).astype(np.int32)
+    columns = read_span_columns(spool, offset_ns)
+    count, kind, thread = len(columns.kind), columns.kind, columns.thread
+    holders = np.flatnonzero(kind < len(HOLDERS)).astype(np.int32)
     forest = build_forest(holders, thread[holders], columns.start[holders], columns.end[holders])
-    position = np.full(len(columns.kind), -1, dtype=np.int32)
-    position[forest.row] = forest.parent
-    leaves = np.flatnonzero((columns.kind >= len(HOLDERS)) & (columns.kind < _DEVICE)).astype(np.int32)
-    position[leaves] = innermost_at(forest, thread[leaves], columns.start[leaves])
-    kind = columns.kind[forest.row]
-    operators = outermost(forest.parent, kind == _OPERATOR)
-    modules = innermost(forest.parent, kind == _MODULE)
-    own = np.full(len(columns.kind), -1, dtype=np.int32)
+    parent = np.full(count, -1, dtype=np.int32)
+    parent[forest.row] = forest.parent
+    leaves = np.flatnonzero((kind >= len(HOLDERS)) & (kind < DEVICE)).astype(np.int32)
+    parent[leaves] = innermost_at(forest, thread[leaves], columns.start[leaves])
+    own = parent.copy()
     own[forest.row] = np.arange(forest.count, dtype=np.int32)
-    at_or_above = np.where(own >= 0, own, position)
-    marks = _marks(columns, forest, operators)
-    steps = find_steps(marks, columns.named_steps)
-    stacks = [traits.codes_of_stacks(frame) for frame in spool.frames("stacks")]
-    if columns.kind.size == 0 and spool.rows("events") and not notes.facts.get("ordered") and notes.filters.spans:
+    operators = outermost(forest.parent, kind[forest.row] == OPERATOR)
+    modules = innermost(forest.parent, kind[forest.row] == MODULE)
+    flags = columns.flags[forest.row]
+    marks = _marks(flags, forest, operators)
+    steps = find_steps(marks, columns.steps)
+    named = len(columns.steps.number) > 0
+    if count == 0 and spool.rows("events") and not notes.facts.get("ordered") and notes.filters.spans:
         notes.add("no_spans")
     return Attribution(
-        columns=columns,
         forest=forest,
-        thread_keys=keys,
-        parent_id=_ids(columns, forest, position),
-        op_id=_ids(columns, forest, _pick(operators, at_or_above)),
-        module_id=_ids(columns, forest, _pick(modules, at_or_above)),
+        ids=columns.span_id[forest.row],
+        flags=flags,
+        outermost_operator=operators,
+        thread_keys=columns.thread_keys,
+        span_id=columns.span_id,
+        parent=parent,
+        operator=_pick(operators, own),
+        module=_pick(modules, own),
         marks=marks,
         steps=steps,
-        timeline=build_timeline(marks, steps, named=len(columns.named_steps.number) > 0),
-        stack_codes=_concat_codes(stacks),
-        operators=operators,
+        steps_are_named=named,
+        timeline=build_timeline(marks, steps, named=named),
+        stack_codes=_stack_codes(spool),
     )
 
 
@@ -145,12 +138,12 @@ def attribute_events(events: pl.DataFrame, attribution: Attribution, notes: Note
     time = events["ts_ns"].to_numpy()
     place = np.full(events.height, -1, dtype=np.int32)
     if attribution.forest.count:
-        key = events["thread_id"].fill_null(_NO_THREAD).to_numpy()
+        key = events["thread_id"].fill_null(NO_THREAD).to_numpy()
         number = np.searchsorted(attribution.thread_keys, key)
         number[number == len(attribution.thread_keys)] = 0
         known = (attribution.thread_keys[number] == key) & ~events["inferred"].to_numpy()
         place = innermost_at(attribution.forest, np.where(known, number, -1).astype(np.int32), time)
-    span = _ids(attribution.columns, attribution.forest, place)
+    span = attribution.ids_at(place)
     if not notes.filters.spans:
         span[:] = -1
     stack = codes_of_events(events, attribution.stack_codes)
@@ -162,8 +155,7 @@ def attribute_events(events: pl.DataFrame, attribution: Attribution, notes: Note
         step=pl.coalesce("step", _nullable(step)),
         phase=pl.coalesce("phase", phase_word.cast(pl.Categorical)),
     )
-    flags = attribution.columns.flags[attribution.forest.row]
-    scene = Scene(attribution.forest, attribution.operators, flags, place, phase, step, stack)
+    scene = Scene(attribution.forest, attribution.outermost_operator, attribution.flags, place, phase, step, stack)
     return categorise(filled, scene)
 
 
@@ -180,7 +172,7 @@ def _step_and_phase(events: pl.DataFrame, time: Ints, attribution: Attribution) 
     if not np.isin(attribution.marks.code, (MARK_OPERATOR, MARK_BACKWARD)).any():
         told = phases_of_stacks(events, attribution.stack_codes, attribution.marks)
     if told is not None:
-        return (step if len(attribution.columns.named_steps.number) else told[0]), told[1]
+        return (step if attribution.steps_are_named else told[0]), told[1]
     before = (events["inferred"] & (events["action"] == "alloc")).to_numpy()
     return np.where(before, -1, step), np.where(before, -1, phase).astype(np.int8)
 
@@ -197,58 +189,15 @@ def _pick(values: npt.NDArray[np.int32], places: npt.NDArray[np.int32]) -> npt.N
     return picked
 
 
-def _ids(columns: SpanColumns, forest: Forest, places: npt.NDArray[np.int32]) -> Ints:
-    """Turn positions in the forest into span ids, -1 stays."""
-    ids: Ints = np.append(columns.span_id[forest.row], np.int64(-1))[places]
-    return ids
-
-
-def _threads(thread: Ints) -> tuple[Ints, npt.NDArray[np.int32]]:
-    keys = np.unique(thread)
-    return keys, np.searchsorted(keys, thread).astype(np.int32)
-
-
-def _concat_codes(stacks: list[pl.DataFrame]) -> pl.DataFrame:
+def _stack_codes(spool: Spool) -> pl.DataFrame:
     import polars as pl
 
-    return pl.concat(stacks) if stacks else pl.DataFrame(schema={"stack_id": pl.Int64, "code": pl.Int8})
+    codes = [traits.codes_of_stacks(frame) for frame in spool.frames("stacks")]
+    return pl.concat(codes) if codes else pl.DataFrame(schema={"stack_id": pl.Int64, "code": pl.Int8})
 
 
-def _span_columns(spool: Spool, offset_ns: int) -> SpanColumns:
-    table = traits.NameTable()
-    parts = [_of_batch(frame, table, offset_ns) for frame in spool.frames("spans")]
-    if not parts:
-        none = np.zeros(0, dtype=np.int64)
-        return SpanColumns(none, none, none, none.astype(np.int8), none.astype(np.uint8), none, Steps(none, none, none))
-    start, end, thread, kind, flags, ids, step = (np.concatenate(column) for column in zip(*parts, strict=True))
-    if (ids < 0).any():
-        ids = np.empty(len(start), dtype=np.int64)
-        ids[np.argsort(start, kind="stable")] = np.arange(len(start))
-    named = np.flatnonzero(step >= 0)
-    return SpanColumns(start, end, thread, kind, flags, ids, Steps(step[named], start[named], end[named]))
-
-
-def _of_batch(frame: pl.DataFrame, table: traits.NameTable, offset_ns: int) -> tuple[npt.NDArray[Any], ...]:
-    """Return start, end, thread, kind, flags, id (-1: not given) and number of step (-1: none) of a batch's spans."""
-    import polars as pl
-
-    codes = {word: code for code, word in enumerate(_KINDS)}
-    kind = frame["kind"].cast(pl.String).replace_strict(codes, default=_DEVICE, return_dtype=pl.Int8).to_numpy()
-    start = (frame["ts_ns"] + offset_ns).to_numpy()
-    nothing = pl.Series([None], dtype=pl.Int64).new_from_index(0, frame.height)
-    thread = frame["thread_id"] if "thread_id" in frame.columns else nothing
-    ids = frame["span_id"] if "span_id" in frame.columns else nothing
-    flags = np.where(kind < _STEP, table.flags(frame["name"]), 0).astype(np.uint8)
-    step = np.full(frame.height, -1, dtype=np.int64)
-    steps = np.flatnonzero(kind == _STEP)
-    step[steps] = [traits.step_of_name(name) for name in frame["name"].gather(steps).cast(pl.String).to_list()]
-    end = start + frame["dur_ns"].to_numpy()
-    return start, end, thread.fill_null(_NO_THREAD).to_numpy(), kind, flags, ids.fill_null(-1).to_numpy(), step
-
-
-def _marks(columns: SpanColumns, forest: Forest, operators: npt.NDArray[np.int32]) -> Marks:
+def _marks(flags: npt.NDArray[np.uint8], forest: Forest, operators: npt.NDArray[np.int32]) -> Marks:
     """Collect what tells phases: flagged spans, and the program's own operators on its main thread."""
-    flags = columns.flags[forest.row]
     telling = traits.BACKWARD | traits.OPTIMIZER_STEP | traits.ZERO_GRAD | traits.LOADER
     flagged = (flags & telling) != 0
     covered = innermost(forest.parent, flagged) >= 0

@@ -27,6 +27,7 @@ from xmem.ingest.matching import (
     Rows,
     addresses_are_useless,
     empty_pairing,
+    few_match,
     join,
     pair_by_key,
     pair_by_size,
@@ -134,7 +135,7 @@ def _pair_rows(source: DeviceSource, notes: Notes) -> tuple[Pairing, bool]:
             "no_addresses", count=int(memory.sum()), detail=f"{source.device}: {int(memory.sum())} events{totals}"
         )
         return pair_by_size(rows, all_rows=True), True
-    if not source.ordered:
+    if not source.ordered and few_match(rows, by_key):
         by_size = pair_by_size(rows, all_rows=True)
         if addresses_are_useless(rows, by_key, by_size):
             notes.add("useless_addresses", count=int(memory.sum()), detail=f"{source.device}: paired by size instead")

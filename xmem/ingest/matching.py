@@ -88,23 +88,36 @@ def empty_pairing(rows: int) -> Pairing:
 
 def join(first: Pairing, second: Pairing) -> Pairing:
     """Put two pairings of disjoint rows together."""
+    if second.count == 0:
+        return first
     moved = np.where(second.owner >= 0, second.owner + first.count, -1)
     owner = np.where(first.owner >= 0, first.owner, moved)
     names = ("alloc", "requested", "completed", "first", "following", "before")
     return Pairing(owner, *(np.concatenate([getattr(first, name), getattr(second, name)]) for name in names))
 
 
+def few_match(rows: Rows, by_key: Pairing) -> bool:
+    """Say whether almost no free finds its allocation by address."""
+    return _frees(rows) > 0 and _matched(by_key) * _USELESS_SHARE <= _frees(rows)
+
+
 def addresses_are_useless(rows: Rows, by_key: Pairing, by_size: Pairing) -> bool:
-    """Say whether the addresses mean nothing: almost no free finds its allocation by them, most do by size."""
-    frees = int(np.count_nonzero(((rows.action == FREE_REQUESTED) | (rows.action == FREE_COMPLETED)) & rows.has_key))
-    if frees == 0 or _matched(by_key) * _USELESS_SHARE > frees:
+    """Say whether the addresses mean nothing: almost no free finds its allocation by them, most do by size.
+
+    It takes a contradiction (addresses taken again and again without a free) or many frees to say so.
+    """
+    if not few_match(rows, by_key):
         return False
-    if _matched(by_size) * 2 < frees or _matched(by_size) <= _matched(by_key):
+    if _matched(by_size) * 2 < _frees(rows) or _matched(by_size) <= _matched(by_key):
         return False
     unfreed = (by_key.alloc >= 0) & (by_key.requested < 0) & (by_key.completed < 0)
     broken = np.count_nonzero(unfreed & (by_key.following >= 0))
     allocs = np.count_nonzero(by_key.alloc >= 0)
-    return bool(broken * 2 >= allocs > 0) or frees >= _USELESS_EVIDENCE
+    return bool(broken * 2 >= allocs > 0) or _frees(rows) >= _USELESS_EVIDENCE
+
+
+def _frees(rows: Rows) -> int:
+    return int(np.count_nonzero(((rows.action == FREE_REQUESTED) | (rows.action == FREE_COMPLETED)) & rows.has_key))
 
 
 def _matched(pairing: Pairing) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -98,10 +97,3 @@ def _climb(parent: Indices, chosen: Bools, *, prefer_upper: bool) -> Indices:
         ancestor[climbing] = further
         climbing = climbing[further >= 0]
     return best
-
-
-def number_threads(*columns: npt.NDArray[Any]) -> list[npt.NDArray[np.int32]]:
-    """Number the distinct threads of several columns from 0 in one numbering."""
-    lengths = np.cumsum([len(column) for column in columns])[:-1]
-    _, codes = np.unique(np.concatenate(columns), return_inverse=True)
-    return [part.astype(np.int32) for part in np.split(codes, lengths)]

@@ -112,7 +112,7 @@ def _histories(events: pl.DataFrame, state: FinalState, devices: pl.DataFrame, n
         source = DeviceSource(
             device_type=device_type,
             device_index=device_index,
-            events=events.filter(**of_device),
+            events=events if len(used) == 1 else events.filter(**of_device),
             segments=state.segments.filter(**of_device),
             blocks=state.blocks.filter(**of_device),
             pairing="given" if notes.facts.get("paired") else str(notes.facts.get("pairing", "address")),

@@ -54,7 +54,7 @@ def flags_of_name(name: str) -> int:
 def step_of_name(name: str) -> int:
     """Return N of `ProfilerStep#N`, -1 for any other name."""
     match = _STEP.match(name)
-    return int(match[1]) if match and len(match[1]) < 18 else -1
+    return int(match[1]) if match and len(match[1]) < 10 else -1
 
 
 class NameTable:
