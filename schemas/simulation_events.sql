@@ -21,7 +21,7 @@ COMMENT ON COLUMN simulation_events.simulation_id IS 'Simulation, see simulation
 COMMENT ON COLUMN simulation_events.seq IS 'Position of the request: events.seq for a recorded stream.';
 COMMENT ON COLUMN simulation_events.action IS 'Action of the request; oom where it failed; segment_alloc, segment_free, segment_map and segment_unmap rows are the allocator''s own calls during it.';
 COMMENT ON COLUMN simulation_events.alloc_id IS 'Allocation, see events.';
-COMMENT ON COLUMN simulation_events.address IS 'Simulated address.';
+COMMENT ON COLUMN simulation_events.address IS 'Simulated address; null where a long replay (over 50,000 requests) did not keep it.';
 COMMENT ON COLUMN simulation_events.bytes IS 'Bytes asked for, or segment bytes.';
 COMMENT ON COLUMN simulation_events.block_bytes IS 'Bytes of the simulated block.';
 COMMENT ON COLUMN simulation_events.allocated_bytes IS 'Allocated bytes afterwards.';

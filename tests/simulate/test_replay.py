@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xmem.errors import UsageError
@@ -231,3 +231,40 @@ def test_cycle_peaks_agree_with_a_plain_count(sizes: list[tuple[int, bool]], ran
         later = any(action == "free_requested" for action, _, _ in rows[end + 1 :])
         assert first == max(allocated[: end + 1])
         assert steady == (max(allocated[end + 1 :]) if later else None)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 30 * MIB), st.integers(0, 6), st.integers(0, 9)), min_size=1, max_size=60),
+    st.sampled_from(["", "expandable_segments:True", "max_split_size_mb:20"]),
+    st.sampled_from([40 * MIB, 200 * MIB, 1 << 40]),
+)
+def test_columns_and_single_requests_give_the_same(sizes: list[tuple[int, int, int]], conf: str, total: int) -> None:
+    """Levels, calls, failures and figures do not depend on whether requests are served in columns."""
+    rows: list[tuple[str, int | None, int | None]] = []
+    streams: list[int] = []
+    for number, (size, age, kind) in enumerate(sizes):
+        rows.append(("alloc", number, size))
+        streams.append(int(kind == 9))
+        if age and number >= age:
+            rows.append(("free_requested", number - age, None))
+            streams.append(0)
+        if kind in (7, 8):
+            rows.append(("empty_cache", None, None) if kind == 7 else ("oom", None, size))
+            streams.append(0)
+    encoded = encode(table(*rows, stream=streams))
+    one_by_one = try_on(encoded, Setup("native", conf, None), total, in_full=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("xmem.simulate.replay.KEEP_ADDRESSES", -1)
+        patch.setattr("xmem.simulate.replay.WORTH_BULK", 1)
+        in_columns = try_on(encoded, Setup("native", conf, None), total, in_full=True)
+    assert one_by_one.levels is not None
+    assert in_columns.levels is not None
+    assert in_columns.levels.tolist() == one_by_one.levels.tolist()
+    assert in_columns.calls == one_by_one.calls
+    assert in_columns.stats == one_by_one.stats
+    assert in_columns.done == one_by_one.done
+    assert [f.index for f in in_columns.failures] == [f.index for f in one_by_one.failures]
+    assert in_columns.layout == one_by_one.layout
+    known = [pair for pair in zip(in_columns.addresses, one_by_one.addresses, strict=True) if pair[0]]
+    assert all(one == other for one, other in known)

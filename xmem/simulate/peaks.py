@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xmem.simulate.replay import ALLOC, ALLOC_ELSEWHERE, FREE, OOM, Encoded
+from xmem.simulate.allocator import ALLOC, FREE
+from xmem.simulate.replay import ALLOC_ELSEWHERE, OOM, Encoded
 from xmem.simulate.verdict import HeldBy
 
 if TYPE_CHECKING:

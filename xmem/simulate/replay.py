@@ -8,7 +8,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from xmem.errors import UsageError
-from xmem.simulate.allocator import DEFAULT_POOL, Allocator, Layout, OutOfMemory, PoolId, Stats
+from xmem.simulate.allocator import (
+    ALLOC,
+    DEFAULT_POOL,
+    FREE,
+    Allocator,
+    BulkAllocator,
+    Layout,
+    OutOfMemory,
+    PoolId,
+    Served,
+    Stats,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,9 +28,7 @@ if TYPE_CHECKING:
 
     Integers = npt.NDArray[np.int64]
 
-# What a request is in the loop; plain integers, for speed.
-ALLOC = 0  # on stream 0 and in the default pool
-FREE = 1
+# What a request is in the loop besides ALLOC (on stream 0, in the default pool) and FREE; plain integers, for speed.
 ALLOC_ELSEWHERE = 2  # on another stream or in another pool
 COMPLETED = 3
 RECORD_STREAM = 4
@@ -28,6 +37,11 @@ OOM = 6
 CREATE_POOL = 7
 DELETE_POOL = 8
 DELETE_GRAPH = 9
+
+#: Up to this many requests a replay in full goes one by one, which gives the address of every allocation.
+KEEP_ADDRESSES = 50_000
+#: Shorter stretches of plain requests are served one by one: a column has its own cost.
+WORTH_BULK = 64
 _CODES = {
     "alloc": ALLOC,
     "free_requested": FREE,
@@ -164,56 +178,122 @@ def replay(
     `with_levels` logs the four levels after each request; `device_log`, the list that the allocator's device logs
     into, gives the calls of each; `with_layout` keeps segments and blocks.
     """
-    import numpy as np
-
-    feed = _Feed(encoded, allocator, with_layout)
-    levels = array("q")
-    ends: list[int] = []
-    watch = None
-    if with_levels or device_log is not None:
-        watch = _watcher(_levels_of(allocator) if with_levels else None, levels, device_log, ends)
-    done = feed.run(watch)
+    feed = _Feed(encoded, allocator, _Log(allocator, device_log, with_levels), with_layout)
+    done = feed.run()
     return Replay(
         stats=allocator.stats(),
         done=done,
         failures=feed.failures,
-        levels=np.array(levels, dtype=np.int64).reshape(-1, 4) if with_levels else None,
+        levels=feed.log.levels() if with_levels else None,
         addresses=feed.addresses,
-        calls=[] if device_log is None else _calls(device_log, ends),
+        calls=[] if device_log is None else _calls(device_log, feed.log.marks, done),
         layout=feed.layout or (feed.read_layout() if with_layout else None),
     )
+
+
+class _Log:
+    """What is written down after each request: the levels, and how far the device's own log has grown (`marks`)."""
+
+    def __init__(self, allocator: Allocator, device_log: list[list[Any]] | None, with_levels: bool) -> None:
+        self.with_levels = with_levels
+        self.marks: list[tuple[int, int]] = []
+        self._read = _levels_of(allocator)
+        self._device_log: list[list[Any]] = [] if device_log is None else device_log
+        self._length = 0
+        self._row: array[int] = array("q")
+        self._parts: list[Integers] = []
+
+    def add(self, index: int) -> None:
+        """Write down request `index`, which was just served."""
+        if self.with_levels:
+            self._row.extend(self._read())
+        if len(self._device_log) != self._length:
+            self._length = len(self._device_log)
+            self.marks.append((index, self._length))
+
+    def add_column(self, start: int, served: Served) -> None:
+        """Write down a column of requests that began with request `start`."""
+        self.marks += [(start + request, length) for request, length in served.calls]
+        self._length = len(self._device_log)
+        if served.levels:
+            self._flush()
+            self._parts += served.levels
+
+    def levels(self) -> Integers:
+        """Return all levels, a row a request."""
+        import numpy as np
+
+        self._flush()
+        return np.concatenate(self._parts) if self._parts else np.zeros((0, 4), dtype=np.int64)
+
+    def _flush(self) -> None:
+        import numpy as np
+
+        if self._row:
+            self._parts.append(np.array(self._row, dtype=np.int64).reshape(-1, 4))
+            self._row = array("q")
 
 
 class _Feed:
     """The state of a replay: where each allocation was put (0: nowhere), and what failed."""
 
-    def __init__(self, encoded: Encoded, allocator: Allocator, with_layout: bool) -> None:
+    def __init__(self, encoded: Encoded, allocator: Allocator, log: _Log, with_layout: bool) -> None:
         self.encoded = encoded
         self.allocator = allocator
+        self.log = log
         self.with_layout = with_layout
         self.addresses = [0] * (encoded.slot_count + 1)
         self.failures: list[Failure] = []
         self.layout: Layout | None = None
+        self._codes = encoded.codes.tolist()
+        self._slots = encoded.slots.tolist()
+        self._sizes = encoded.sizes.tolist()
+        self._serve_bulk: Callable[..., Served] | None = None
+        if isinstance(allocator, BulkAllocator) and not (log.with_levels and len(encoded) <= KEEP_ADDRESSES):
+            self._serve_bulk = allocator.serve
 
-    def run(self, watch: Callable[[], None] | None) -> int:
+    def run(self) -> int:
         """Serve request after request; return how many were served."""
-        encoded, addresses = self.encoded, self.addresses
-        alloc, free = self.allocator.alloc, self.allocator.free_requested
-        requests = zip(encoded.codes.tolist(), encoded.slots.tolist(), encoded.sizes.tolist(), strict=True)
-        for index, (code, slot, size) in enumerate(requests):
-            if code == FREE:
+        import numpy as np
+
+        begin = 0
+        for rare in [*np.flatnonzero(self.encoded.codes > FREE).tolist(), len(self.encoded)]:
+            reached = self._serve_column(begin, rare)
+            if reached < rare or rare == len(self.encoded):
+                return reached
+            if not self._serve(rare, self._codes[rare], self._slots[rare], self._sizes[rare]):
+                return rare
+            self.log.add(rare)
+            begin = rare + 1
+        raise AssertionError("the last stretch ends the loop")
+
+    def _serve_column(self, start: int, stop: int) -> int:
+        """Serve plain allocations and frees, all at once where the allocator can and it pays; return where it ended."""
+        if self._serve_bulk is None or stop - start < WORTH_BULK:
+            return self._serve_each(start, stop)
+        column = (values[start:stop] for values in (self._codes, self._slots, self._sizes))
+        served = self._serve_bulk(*column, self.addresses, with_levels=self.log.with_levels)
+        self.log.add_column(start, served)
+        if served.error is not None:
+            self._fail(start + served.done, served.error)
+        return start + served.done
+
+    def _serve_each(self, start: int, stop: int) -> int:
+        """Serve plain allocations and frees one by one; return where it ended."""
+        addresses, alloc, free = self.addresses, self.allocator.alloc, self.allocator.free_requested
+        add = self.log.add
+        for index in range(start, stop):
+            slot = self._slots[index]
+            if self._codes[index] == FREE:
                 free(addresses[slot])
-            elif code == ALLOC:
+            else:
                 try:
-                    addresses[slot] = alloc(size)
+                    addresses[slot] = alloc(self._sizes[index])
                 except OutOfMemory as error:
                     self._fail(index, error)
                     return index
-            elif not self._serve(index, code, slot, size):
-                return index
-            if watch is not None:
-                watch()
-        return len(encoded)
+            add(index)
+        return stop
 
     def _serve(self, index: int, code: int, slot: int, size: int) -> bool:
         """Serve a request of a rarer kind; False where the replay ends with it."""
@@ -276,28 +356,18 @@ def _levels_of(allocator: Allocator) -> Callable[[], Levels]:
     return from_stats
 
 
-def _watcher(
-    read: Callable[[], Levels] | None, levels: array[int], log: list[list[Any]] | None, ends: list[int]
-) -> Callable[[], None]:
-    """Return what looks at the allocator after each request: levels, and how far the device's log has grown."""
-
-    def watch() -> None:
-        if read is not None:
-            levels.extend(read())
-        if log is not None:
-            ends.append(len(log))
-
-    return watch
-
-
 _CALLS = {"malloc": "segment_alloc", "free": "segment_free", "map": "segment_map", "unmap": "segment_unmap"}
 
 
-def _calls(log: list[list[Any]], ends: list[int]) -> list[tuple[int, str, int, int]]:
-    """Give the device's log the allocator's words and the request of each; neighbouring pages of a request are one."""
+def _calls(log: list[list[Any]], marks: list[tuple[int, int]], done: int) -> list[tuple[int, str, int, int]]:
+    """Give the device's log the allocator's words and the request of each; neighbouring pages of a request are one.
+
+    `marks` are (request, length of the log after it); what comes after the last belongs to the request that failed.
+    """
     import numpy as np
 
-    owners = np.searchsorted(np.array(ends, dtype=np.int64), np.arange(len(log)), side="right").tolist()
+    table = np.array([*marks, (done, len(log) + 1)], dtype=np.int64)
+    owners = table[np.searchsorted(table[:, 1], np.arange(len(log)), side="right"), 0].tolist()
     calls: list[tuple[int, str, int, int]] = []
     for owner, entry in zip(owners, log, strict=True):
         kind = _CALLS.get(entry[0])

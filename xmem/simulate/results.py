@@ -89,7 +89,8 @@ def _request_rows(judgement: Judgement) -> pl.DataFrame:
     placed = pl.Series(sizes > 0)
     failed = pl.Series([failure.index for failure in result.failures], dtype=pl.Int64)
     index = pl.Series(np.arange(shown, dtype=np.int64))
-    action = pl.Series(columns.column("action").to_pylist(), dtype=pl.String)
+    action = pl.Series(pl.from_arrow(columns.column("action")))
+    addresses = np.array(result.addresses, dtype=np.uint64)[slots]
     return pl.DataFrame(
         {
             "index": index,
@@ -98,7 +99,7 @@ def _request_rows(judgement: Judgement) -> pl.DataFrame:
                 pl.when(index.is_in(failed.implode())).then(pl.lit("oom")).otherwise(action)
             ).to_series(),
             "alloc_id": pl.from_arrow(columns.column("alloc_id")),
-            "address": pl.select(pl.when(placed).then(np.array(result.addresses, dtype=np.uint64)[slots])).to_series(),
+            "address": pl.select(pl.when(pl.Series((sizes > 0) & (addresses > 0))).then(addresses)).to_series(),
             "bytes": pl.from_arrow(columns.column("bytes")),
             "block_bytes": pl.select(pl.when(placed).then(sizes)).to_series(),
             "allocated_bytes": levels[:, 0],
