@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,12 +31,17 @@ COLOURS = {
     "input": "#ddcc77", "temporary": "#88ccee", "workspace": "#aa4499", "autograd_detail": "#997700",
     "unknown": "#8a8f98",
 }  # fmt: skip
+#: From the ground up: what stays lies below what comes and goes.
+GROUND_UP = (
+    "unknown", "parameter", "optimizer_state", "gradient", "workspace", "input", "autograd_detail", "activation",
+    "temporary",
+)  # fmt: skip
 PHASES = {"forward": "#4477aa", "backward": "#cc6677", "optimizer": "#44aa99", "other": "#8a8f98"}
 LEVELS = {
     "reserved": "#ee8866", "active": "#88ccee", "allocated": "#4477aa",
     "predicted reserved": "#aa4499", "predicted allocated": "#44aa99",
 }  # fmt: skip
-_MOST_MARKS = 24
+_MOST_MARKS, _MOST_STEPS = 12, 400
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,12 @@ class Picture:
     steps: list[dict[str, Any]]
     predicted: list[dict[str, Any]]
     time_base: str
+
+    @property
+    def categories(self) -> list[str]:
+        """Categories from the top of the stack down."""
+        known = {name: place for place, name in enumerate(GROUND_UP)}
+        return sorted(self.curve.categories, key=lambda name: (-known.get(name, -1), name))
 
     @property
     def unit(self) -> tuple[str, int]:
@@ -62,6 +74,16 @@ class Picture:
         times = self.curve.points["ts_ns"]
         span = int(times.max()) - int(times.min())  # type: ignore[arg-type]
         return next(((name, size) for name, size in (("s", 10**9), ("ms", 10**6)) if span >= 2 * size), ("us", 1000))
+
+    @property
+    def axis(self) -> str:
+        """Field of the horizontal axis: `t`, time; `e`, events, where most of the time nothing happens."""
+        if self.time_base == "index":
+            return "e"
+        times = self.curve.points["ts_ns"]
+        span = max(int(times.max()) - int(times.min()), 1)  # type: ignore[arg-type]
+        used = ((times - times.min()) * 100 // span).n_unique()
+        return "t" if used > 40 or self.curve.points.height < 40 else "e"
 
 
 _STEPS = """
@@ -122,7 +144,11 @@ def write_chart(
     rank, device = (options.rank, options.device) if options else (None, None)
     subject = find_subject(connection, store, run, rank, device)
     title = f"{subject.run.name}, rank {subject.device.rank}, {subject.device.label}"
-    spec = specs(draw(connection, subject))[name] | {"width": 900, "height": 360, "background": "white", "padding": 12}
+    picture = draw(connection, subject)
+    spec = specs(picture, picture.axis).get(name)
+    if spec is None:
+        raise UsageError(f"There is nothing to draw for {name!r} in this run.", "It has fewer than two steps.")
+    spec |= {"width": 900, "height": 360, "background": "white", "padding": 12, "datasets": datasets(picture)}
     spec["title"] = {"text": CHARTS[name], "subtitle": title, "anchor": "start"}
     if path.suffix.lower() == ".svg":
         path.write_text(vl_convert.vegalite_to_svg(spec), encoding="utf-8")
@@ -130,29 +156,44 @@ def write_chart(
         path.write_bytes(vl_convert.vegalite_to_png(spec, scale=2))
 
 
-def specs(picture: Picture) -> dict[str, dict[str, Any]]:
-    """Return the Vega-Lite specification of every chart."""
-    import altair as alt
+def specs(picture: Picture, axis: str) -> dict[str, dict[str, Any]]:
+    """Return the Vega-Lite specification of every chart; its data are `datasets` by name."""
+    charts = {
+        "memory": _memory(picture, axis),
+        "levels": _levels(picture, axis),
+        "categories": _categories(picture),
+        "steps": _steps(picture),
+    }
+    return {name: chart.to_dict() for name, chart in charts.items() if chart is not None}
 
-    with alt.data_transformers.enable("default", max_rows=None):
-        charts = {
-            "memory": _memory(picture),
-            "levels": _levels(picture),
-            "categories": _categories(picture),
-            "steps": _steps(picture),
-        }
-        return {name: chart.to_dict() for name, chart in charts.items() if chart is not None}
+
+def datasets(picture: Picture) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows that the charts draw."""
+    curve = curve_rows(picture)
+    peak = curve[picture.curve.peak]
+    return {
+        "curve": curve,
+        "cursor": [{"t": peak["t"], "e": peak["e"]}],
+        "phases": phase_rows(picture, curve),
+        "marks": step_rows(picture),
+        "categories": category_rows(picture),
+        "steps": peak_rows(picture),
+    }
 
 
 def curve_rows(picture: Picture) -> list[dict[str, Any]]:
-    """Return the points for a chart: `t` in the time unit, `e` the event, levels in the memory unit."""
+    """Return the points for a chart: `t` in the time unit, `e` the event, upper edges and levels in the memory unit."""
     points, (_, size), (_, tick) = picture.curve.points, picture.unit, picture.time_unit
     first_ns, first_seq = int(points["ts_ns"].min()), int(points["seq"][0])  # type: ignore[arg-type]
     predicted = {row["seq"]: row for row in picture.predicted}
     rows = []
     for point in points.iter_rows(named=True):
         row = {"t": round((point["ts_ns"] - first_ns) / tick, 4), "e": point["seq"] - first_seq}
-        levels = {name: point[name] for name in picture.curve.categories}
+        top = 0
+        levels = {}
+        for place, name in reversed(list(enumerate(picture.categories))):
+            top += point[name]
+            levels[f"c{place}"] = top  # the category's upper edge: levels at equal times must not add up
         levels |= {name: point[f"{name}_bytes"] for name in ("allocated", "active", "reserved")}
         if point["seq"] in predicted:
             levels["predicted allocated"] = predicted[point["seq"]]["allocated_bytes"]
@@ -162,91 +203,70 @@ def curve_rows(picture: Picture) -> list[dict[str, Any]]:
     return rows
 
 
-def _x(picture: Picture, field: str = "t") -> alt.X:
+def _x(picture: Picture, axis: str) -> alt.X:
     import altair as alt
 
     unit, _ = picture.time_unit
-    title = "event" if unit == "event" else f"time since the first event, {unit}"
-    return alt.X(
-        f"{field}:Q", title=title, axis=alt.Axis(grid=False, tickCount=8), scale=alt.Scale(nice=False, zero=False)
-    )
+    title = "events since the first" if axis == "e" else f"time since the first event, {unit}"
+    shown = alt.Axis(grid=False, tickCount=8)
+    return alt.X(f"{axis}:Q", title=title, axis=shown, scale=alt.Scale(nice=False, zero=False))
 
 
-def _memory(picture: Picture) -> alt.LayerChart:
+def _memory(picture: Picture, axis: str) -> alt.LayerChart:
+    """Areas from the ground up to each category's upper edge, the highest first, so that lower ones lie before it."""
     import altair as alt
 
     unit, _ = picture.unit
-    names = list(picture.curve.categories)
-    curve = alt.Chart(alt.Data(values=curve_rows(picture), name="curve"))
-    area = (
-        curve.transform_fold(names, as_=["category", "level"])
-        .mark_area(interpolate="step-after", opacity=0.9)
+    names = picture.categories
+    colours = alt.Scale(domain=names, range=[COLOURS.get(name, "#8a8f98") for name in names])
+    legend = alt.Legend(orient="top", title=None, direction="horizontal", symbolType="square")
+    areas = [
+        alt.Chart(alt.NamedData("curve"))
+        .transform_calculate(category=json.dumps(name))
+        .mark_area(interpolate="step-after")
         .encode(
-            x=_x(picture),
-            y=alt.Y("level:Q", stack="zero", title=f"allocated, {unit}"),
-            color=alt.Color(
-                "category:N",
-                scale=alt.Scale(domain=names, range=[COLOURS.get(name, "#8a8f98") for name in names]),
-                legend=alt.Legend(orient="top", title=None, direction="horizontal", symbolType="square"),
-                sort=names,
-            ),
-            order=alt.Order("place:Q"),
+            x=_x(picture, axis),
+            y=alt.Y(f"c{place}:Q", title=f"allocated, {unit}"),
+            color=alt.Color("category:N", scale=colours, legend=legend),
         )
-        .transform_calculate(place=alt.expr.indexof(names, alt.datum.category))
+        for place, name in enumerate(names)
+    ]
+    return alt.layer(alt.layer(*areas), *_marks(picture, axis), _cursor(picture, axis)).resolve_scale(
+        color="independent"
     )
-    layers = [area, *_marks(picture), _cursor(picture)]
-    return alt.layer(*layers).resolve_scale(color="independent")
 
 
-def _marks(picture: Picture) -> list[alt.Chart]:
+def _marks(picture: Picture, axis: str) -> list[alt.Chart]:
     """Steps as rules with numbers, phases as a strip along the top."""
     import altair as alt
 
-    layers = []
-    phases = phase_rows(picture)
-    if phases:
-        layers.append(
-            alt.Chart(alt.Data(values=phases))
-            .mark_rect(opacity=0.85)
-            .encode(
-                x=_x(picture),
-                x2="t2:Q",
-                y=alt.value(0),
-                y2=alt.value(6),
-                color=alt.Color(
-                    "phase:N",
-                    scale=alt.Scale(domain=list(PHASES), range=list(PHASES.values())),
-                    legend=alt.Legend(orient="bottom", title="phase (strip along the top)", direction="horizontal"),
-                ),
-                tooltip=["phase:N", "t:Q", "t2:Q"],
-            )
-        )
-    steps = step_rows(picture)
-    if steps:
-        marks = alt.Chart(alt.Data(values=steps))
-        layers.append(marks.mark_rule(strokeDash=[3, 3], opacity=0.55).encode(x=_x(picture)))
-        layers.append(
-            marks.mark_text(align="left", dx=4, dy=16, fontSize=11, opacity=0.8).encode(
-                x=_x(picture), y=alt.value(0), text="label:N"
-            )
-        )
-    return layers
+    marks, phases = alt.Chart(alt.NamedData("marks")), alt.Chart(alt.NamedData("phases"))
+    colours = alt.Scale(domain=list(PHASES), range=list(PHASES.values()))
+    legend = alt.Legend(orient="bottom", title="strip along the top", titleOrient="left", direction="horizontal")
+    return [
+        phases.mark_rect().encode(
+            x=_x(picture, axis),
+            x2=f"{axis}2:Q",
+            y=alt.value(0),
+            y2=alt.value(7),
+            color=alt.Color("phase:N", scale=colours, legend=legend),
+        ),
+        marks.mark_rule(strokeDash=[3, 3], opacity=0.6).encode(x=_x(picture, axis)),
+        marks.mark_text(align="left", dx=4, dy=18, fontSize=11).encode(
+            x=_x(picture, axis), y=alt.value(0), text="label:N"
+        ),
+    ]
 
 
-def _cursor(picture: Picture) -> alt.Chart:
+def _cursor(picture: Picture, axis: str) -> alt.Chart:
     import altair as alt
 
-    row = curve_rows(picture)[picture.curve.peak]
-    return (
-        alt.Chart(alt.Data(values=[{"t": row["t"], "e": row["e"]}], name="cursor"))
-        .mark_rule(strokeWidth=2, color="#d1242f")
-        .encode(x=_x(picture))
-    )
+    rule = alt.Chart(alt.NamedData("cursor")).mark_rule(strokeWidth=1.5, opacity=0.85, color="#d1242f")
+    return rule.encode(x=_x(picture, axis))
 
 
-def phase_rows(picture: Picture) -> list[dict[str, Any]]:
+def phase_rows(picture: Picture, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return stretches of one phase, from point to point."""
-    rows = curve_rows(picture)
     phases = picture.curve.points["phase"].to_list()
     found: list[dict[str, Any]] = []
     for row, phase in zip(rows, phases, strict=True):
@@ -272,51 +292,70 @@ def step_rows(picture: Picture) -> list[dict[str, Any]]:
     ]
 
 
-def _levels(picture: Picture) -> alt.LayerChart:
+def category_rows(picture: Picture) -> list[dict[str, Any]]:
+    """Return what the peak is made of."""
+    _, size = picture.unit
+    peak = picture.curve.points.row(picture.curve.peak, named=True)
+    whole = max(peak["allocated_bytes"], 1)
+    held = sorted((name for name in picture.curve.categories if peak[name] > 0), key=lambda name: -int(peak[name]))
+    return [
+        {"category": name, "size": round(peak[name] / size, 4), "share": f"{100 * peak[name] / whole:.1f} %"}
+        for name in held
+    ]
+
+
+def peak_rows(picture: Picture) -> list[dict[str, Any]]:
+    """Return the peak of each step and what was left after it; of many steps the highest of each bunch."""
+    _, size = picture.unit
+    every = max(-(-len(picture.steps) // _MOST_STEPS), 1)
+    bunches = [picture.steps[start : start + every] for start in range(0, len(picture.steps), every)]
+    return [
+        {
+            "step": step["step"],
+            "peak": round(step["peak_allocated_bytes"] / size, 4),
+            "after": round(step["end_allocated_bytes"] / size, 4),
+        }
+        for step in (max(bunch, key=lambda one: int(one["peak_allocated_bytes"])) for bunch in bunches)
+    ]
+
+
+def _levels(picture: Picture, axis: str) -> alt.LayerChart:
     import altair as alt
 
     unit, size = picture.unit
-    rows = curve_rows(picture)
-    names = [name for name in LEVELS if any(name in row for row in rows)]
-    curve = alt.Chart(alt.Data(values=rows, name="curve")).transform_fold(names, as_=["level", "size"])
-    line = (
-        curve.transform_filter("isValid(datum.size)")
-        .mark_line(interpolate="step-after", strokeWidth=1.6)
+    names = [name for name in LEVELS if picture.predicted or not name.startswith("predicted")]
+    if picture.curve.points["reserved_bytes"].null_count() == picture.curve.points.height:
+        names = [name for name in names if name != "reserved"]
+    colours = alt.Scale(domain=names, range=[LEVELS[name] for name in names])
+    legend = alt.Legend(orient="top", title=None, direction="horizontal", symbolType="stroke")
+    layers: list[Any] = [
+        alt.Chart(alt.NamedData("curve"))
+        .transform_filter(f"isValid(datum['{name}'])")
+        .transform_calculate(level=json.dumps(name))
+        .mark_line(interpolate="step-after", strokeWidth=1.8, strokeDash=[5, 3] if "predicted" in name else [1, 0])
         .encode(
-            x=_x(picture),
-            y=alt.Y("size:Q", title=f"memory, {unit}"),
-            color=alt.Color(
-                "level:N",
-                scale=alt.Scale(domain=names, range=[LEVELS[name] for name in names]),
-                legend=alt.Legend(orient="top", title=None, direction="horizontal", symbolType="stroke"),
-            ),
+            x=_x(picture, axis),
+            y=alt.Y(f"{name}:Q", title=f"memory, {unit}"),
+            color=alt.Color("level:N", scale=colours, legend=legend),
         )
-    )
+        for name in names
+    ]
     total = picture.subject.device.total_bytes
-    highest = max((row.get("reserved") or row.get("allocated") or 0 for row in rows), default=0)
-    layers: list[Any] = [line]
-    if total and total / size < 1.6 * highest:
+    highest = picture.curve.points.select("allocated_bytes", "reserved_bytes").max().row(0)
+    if total and total < 1.6 * max(level or 0 for level in highest):
         limit = alt.Chart(alt.Data(values=[{"y": total / size, "label": "device total"}]))
-        layers += [
-            limit.mark_rule(strokeDash=[6, 3], color="#d1242f").encode(y="y:Q"),
-            limit.mark_text(align="left", dy=-6, dx=4, color="#d1242f").encode(x=alt.value(0), y="y:Q", text="label:N"),
-        ]
-    return alt.layer(*layers, _cursor(picture))
+        layers.append(limit.mark_rule(strokeDash=[6, 3], color="#d1242f").encode(y="y:Q"))
+        text = limit.mark_text(align="left", dy=-6, dx=4, color="#d1242f")
+        layers.append(text.encode(x=alt.value(0), y="y:Q", text="label:N"))
+    return alt.layer(*layers, _cursor(picture, axis))
 
 
 def _categories(picture: Picture) -> alt.LayerChart:
     import altair as alt
 
-    unit, size = picture.unit
-    peak = picture.curve.points.row(picture.curve.peak, named=True)
-    whole = max(peak["allocated_bytes"], 1)
-    rows = [
-        {"category": name, "size": round(peak[name] / size, 4), "share": f"{100 * peak[name] / whole:.1f} %"}
-        for name in picture.curve.categories
-        if peak[name] > 0
-    ]
-    names = [row["category"] for row in sorted(rows, key=lambda row: -float(str(row["size"])))]
-    base = alt.Chart(alt.Data(values=rows)).encode(
+    unit, _ = picture.unit
+    names = [row["category"] for row in category_rows(picture)]
+    base = alt.Chart(alt.NamedData("categories")).encode(
         y=alt.Y("category:N", sort=names, title=None), x=alt.X("size:Q", title=f"at the peak, {unit}")
     )
     colours = alt.Scale(domain=names, range=[COLOURS.get(name, "#8a8f98") for name in names])
@@ -329,25 +368,21 @@ def _steps(picture: Picture) -> alt.LayerChart | None:
 
     if len(picture.steps) < 2:
         return None
-    unit, size = picture.unit
-    every = -(-len(picture.steps) // 400)
-    rows = [
-        {
-            "step": step["step"],
-            "peak": round(step["peak_allocated_bytes"] / size, 4),
-            "after": round(step["end_allocated_bytes"] / size, 4),
-        }
-        for start in range(0, len(picture.steps), every)
-        for step in [max(picture.steps[start : start + every], key=lambda one: one["peak_allocated_bytes"])]
-    ]
-    base = alt.Chart(alt.Data(values=rows)).transform_fold(["peak", "after"], as_=["what", "size"])
-    encoded = base.encode(
-        x=alt.X("step:Q", title="step", axis=alt.Axis(tickMinStep=1, grid=False), scale=alt.Scale(zero=False)),
-        y=alt.Y("size:Q", title=f"allocated, {unit}"),
-        color=alt.Color(
-            "what:N",
-            scale=alt.Scale(domain=["peak", "after"], range=["#cc6677", "#4477aa"]),
-            legend=alt.Legend(orient="top", title=None, direction="horizontal"),
-        ),
+    unit, _ = picture.unit
+    names = {"peak": "#cc6677", "after": "#4477aa"}
+    colours = alt.Scale(domain=list(names), range=list(names.values()))
+    encoded = (
+        alt.Chart(alt.NamedData("steps"))
+        .transform_fold(list(names), as_=["what", "size"])
+        .encode(
+            x=alt.X(
+                "step:Q",
+                title="step",
+                axis=alt.Axis(tickMinStep=1, format="d", grid=False),
+                scale=alt.Scale(zero=False),
+            ),
+            y=alt.Y("size:Q", title=f"allocated, {unit}"),
+            color=alt.Color("what:N", scale=colours, legend=alt.Legend(orient="top", title=None)),
+        )
     )
     return alt.layer(encoded.mark_line(strokeWidth=1.6), encoded.mark_point(filled=True, size=30))

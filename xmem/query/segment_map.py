@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
     from xmem.query.subject import Subject
 
+#: Start, end, stream, and whether it was mapped into an expandable segment.
+Piece = tuple[int, int, int | None, bool]
 _MOST_SEGMENTS = 400
 _MOST_BLOCKS = 6000
 _PIECES = f"""
@@ -33,33 +35,35 @@ def find_segments(connection: duckdb.DuckDBPyConnection, subject: Subject, seq: 
     Mapped ranges of expandable segments that touch are one segment. Empty where the source names no segments.
     """
     values = {**subject.parameters, "seq": seq}
-    pieces: list[tuple[int, int, int | None]] = []
+    pieces: list[Piece] = []
     for _, action, address, size, stream in connection.execute(_PIECES, values).fetchall():
         if action in ("segment_alloc", "segment_map"):
-            pieces.append((address, address + size, stream))
+            pieces.append((address, address + size, stream, action == "segment_map"))
         else:
             pieces = [part for piece in pieces for part in _cut(piece, address, address + size)]
     segments = [
-        {"address": start, "bytes": end - start, "stream": stream, "blocks": []} for start, end, stream in _join(pieces)
+        {"address": start, "bytes": end - start, "stream": stream, "blocks": []}
+        for start, end, stream, _ in _join(pieces)
     ]
     _place(connection.execute(_BLOCKS, values).fetchall() if segments else [], segments)
     return sorted(segments, key=lambda segment: (-segment["bytes"], segment["address"]))[:_MOST_SEGMENTS]
 
 
-def _cut(piece: tuple[int, int, int | None], start: int, end: int) -> list[tuple[int, int, int | None]]:
+def _cut(piece: Piece, start: int, end: int) -> list[Piece]:
     """Take a range out of a piece."""
-    left, right, stream = piece
-    parts = [(left, min(right, start), stream), (max(left, end), right, stream)]
+    left, right, stream, mapped = piece
+    parts = [(left, min(right, start), stream, mapped), (max(left, end), right, stream, mapped)]
     return [part for part in parts if part[0] < part[1]] if start < right and end > left else [piece]
 
 
-def _join(pieces: list[tuple[int, int, int | None]]) -> list[tuple[int, int, int | None]]:
-    joined: list[tuple[int, int, int | None]] = []
-    for start, end, stream in sorted(pieces, key=lambda piece: piece[:2]):
-        if joined and joined[-1][1] >= start and joined[-1][2] == stream:
-            joined[-1] = (joined[-1][0], max(joined[-1][1], end), stream)
+def _join(pieces: list[Piece]) -> list[Piece]:
+    """Join mapped ranges that touch; other segments stay as the allocator made them."""
+    joined: list[Piece] = []
+    for start, end, stream, mapped in sorted(pieces, key=lambda piece: piece[:2]):
+        if mapped and joined and joined[-1][1] >= start and joined[-1][2:] == (stream, True):
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end), stream, True)
         else:
-            joined.append((start, end, stream))
+            joined.append((start, end, stream, mapped))
     return joined
 
 
