@@ -142,9 +142,10 @@ def test_notes_say_what_is_assumed(tmp_path: Path) -> None:
     events = [event("alloc", 0, MIB, device_type="cpu", device_index=-1), event("oom", None, MIB, device_type="cpu",
               device_index=-1)]  # fmt: skip
     device = {"device_type": "cpu", "device_index": -1, "complete_history": False}
-    verdict = simulate(gpu=1, store=make_store(tmp_path, events, device=device).path)
+    store = make_store(tmp_path, events, device=device)
+    verdict = simulate(gpu=1, store=store.path, options=SimulateOptions(cpu_to_gpu=False))
     joined = " ".join(verdict.notes)
-    assert "This is a CPU recording" in joined
+    assert "This is a CPU recording, replayed as if its requests were made on a GPU, without any adjustment" in joined
     assert "does not hold the device's first allocation" in joined
     assert "met 1 out-of-memory error;" in joined
     assert "names no steps" in joined
@@ -173,6 +174,21 @@ def test_no_requests_at_all_fit_with_a_note(tmp_path: Path) -> None:
     )
     assert (verdict.at_peak, verdict.fragmentation, verdict.steady_peak_bytes) == ((), None, None)
     assert verdict.notes[-1] == "There are no requests at all, so nothing was replayed."
+
+
+def test_a_cpu_recording_is_turned_into_the_requests_of_a_gpu(tmp_path: Path) -> None:
+    where = {"device_type": "cpu", "device_index": -1, "thread_id": 1, "span_id": 0}
+    shapes = "[[2, 3], [3, 4]]"
+    span = {"span_id": 0, "kind": "operator", "name": "aten::mm", "ts_ns": 0, "dur_ns": 9, "op_id": 0, "thread_id": 1}
+    events = [event("alloc", 0, MIB, **where)]
+    device = {"device_type": "cpu", "device_index": -1, "total_bytes": None, "name": None}
+    tables = {"spans": [span | {"input_shapes": shapes, "process_id": 1}]}
+    store = make_store(tmp_path, events, device=device, tables=tables)
+    verdict = simulate(gpu="t4", store=store.path)
+    assert verdict.notes[0] == "This is a CPU recording, turned into the requests of a GPU by named rules."
+    assert [(effect.rule, effect.bytes) for effect in verdict.rules] == [("cublas_workspace", 8519680)]
+    assert verdict.peak_requested_bytes == MIB + 8519680
+    assert simulate(gpu="t4", store=store.path, options=SimulateOptions(cpu_to_gpu=False)).rules == ()
 
 
 def test_issues_of_the_run_are_in_the_answer(tmp_path: Path) -> None:

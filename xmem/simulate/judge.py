@@ -18,6 +18,8 @@ from xmem.simulate.verdict import IssueLine, Oom, Verdict
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from xmem.simulate.rules import RuleEffect
+
 
 @dataclass(frozen=True)
 class Case:
@@ -41,6 +43,7 @@ class Case:
     search_smallest: bool = True
     has_steps: bool = True
     requests_sql: str | None = None
+    rules: tuple[RuleEffect, ...] = ()
 
     @property
     def usable_bytes(self) -> int:
@@ -53,7 +56,7 @@ class Case:
         setup = self.setup
         facts = (
             self.run_id, self.rank, self.device, self.target.total_bytes, self.usable_bytes,
-            setup.allocator, setup.alloc_conf, setup.torch_version, self.requests_sql,
+            setup.allocator, setup.alloc_conf, setup.torch_version, self.requests_sql, bool(self.rules),
         )  # fmt: skip
         return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
 
@@ -137,6 +140,7 @@ def _case_facts(case: Case) -> dict[str, Any]:
         "recorded_peak_allocated_bytes": case.recorded_peak_allocated_bytes,
         "recorded_peak_reserved_bytes": case.recorded_peak_reserved_bytes,
         "simulation_id": case.simulation_id,
+        "rules": case.rules,
     }
 
 

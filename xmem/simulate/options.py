@@ -17,8 +17,8 @@ class SimulateOptions:
     """Options of `simulate`; None means what the run itself says, else the default.
 
     `non_torch` and `headroom` are bytes or text such as "0.4GiB"; `headroom` may be a share of the total, "5%".
-    `device` is written like "cuda:0". `smallest` searches the smallest device that runs. `keep` writes the
-    simulation_* tables into the store.
+    `device` is written like "cuda:0". `cpu_to_gpu` turns a CPU recording into the requests of a GPU by named rules.
+    `smallest` searches the smallest device that runs. `keep` writes the simulation_* tables into the store.
     """
 
     non_torch: str | int | None = None
@@ -29,6 +29,7 @@ class SimulateOptions:
     device: str | None = None
     rank: int | None = None
     requests_sql: str | None = None
+    cpu_to_gpu: bool = True
     smallest: bool = True
     keep: bool = True
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from xmem.simulate.judge import Case
     from xmem.simulate.requests import Source
+    from xmem.simulate.rules import RuleEffect
     from xmem.simulate.trial import Setup
 
 _DEFAULTS = SimulateOptions()
@@ -67,27 +68,60 @@ def prepare(store: Store, run: str | None, gpu: str | int | None, options: Simul
     chosen = store.find_run(run)
     with closing(store.connect()) as connection:
         source = find_source(connection, chosen, rank=options.rank, device=options.device)
+        target = target or _recorded_target(source)
         setup, assumed = make_setup(options, source.torch_version, source.alloc_conf)
         issues = _issues(connection, source)
-        make_recorded_requests(connection, source)
+        notes = _notes(source, options, setup)
+        rules: tuple[RuleEffect, ...] = ()
+        if source.device_type == "cpu" and options.cpu_to_gpu:
+            rules = _make_gpu_requests(connection, source, (target, setup), notes)
+        else:
+            make_recorded_requests(connection, source)
         table = read_requests(connection, options.requests_sql, store)
     case = Case(
         run_id=source.run_id,
         run_name=source.run_name,
         rank=source.rank,
         device=source.device,
-        target=target or _recorded_target(source),
+        target=target,
         reserve=reserve,
         setup=setup,
         torch_version_assumed=assumed,
         issues=issues,
-        notes=tuple(_notes(source, options, setup)),
+        notes=tuple(notes),
         recorded_peak_allocated_bytes=source.peak_allocated_bytes,
         recorded_peak_reserved_bytes=source.peak_reserved_bytes,
         search_smallest=options.smallest,
         requests_sql=options.requests_sql,
+        rules=rules,
     )
     return table, case
+
+
+def _make_gpu_requests(
+    connection: duckdb.DuckDBPyConnection, source: Source, onto: tuple[Target, Setup], notes: list[str]
+) -> tuple[RuleEffect, ...]:
+    """Make the table `requests` of a CPU recording as the target would see it; return what the rules did."""
+    from xmem.simulate.rules import apply_rules, gpu_facts, load_cpu_run
+
+    target, setup = onto
+    facts = gpu_facts(target, parse_version(setup.torch_version))
+    load_cpu_run(connection, source.run_id, source.rank)
+    effects = apply_rules(connection, facts)
+    shapes = connection.execute(
+        "SELECT count(input_shapes) FROM spans WHERE run_id = $1 AND rank = $2", [source.run_id, source.rank]
+    ).fetchall()[0][0]
+    notes.append(
+        "This is a CPU recording, turned into the requests of a GPU by named rules"
+        + (
+            "."
+            if shapes
+            else "; it has no input shapes (record_shapes=True), without which most rules find nothing to do."
+        )
+    )
+    if facts.note:
+        notes.append(facts.note)
+    return effects
 
 
 def make_setup(
@@ -126,7 +160,7 @@ def _notes(source: Source, options: SimulateOptions, setup: Setup) -> list[str]:
     if len(source.chosen_from) > 1:
         others = ", ".join(source.chosen_from[1:9]) + (", ..." if len(source.chosen_from) > 9 else "")
         notes.append(f"Simulated is {source.chosen_from[0]}, which has the largest peak; also recorded: {others}.")
-    if source.device_type == "cpu":
+    if source.device_type == "cpu" and not options.cpu_to_gpu:
         notes.append(
             "This is a CPU recording, replayed as if its requests were made on a GPU, without any adjustment:"
             " workspaces and operators that allocate otherwise on a GPU are not accounted for."

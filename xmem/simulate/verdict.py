@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from xmem.simulate.rules import RuleEffect
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,8 @@ class Verdict:
 
     The peaks are those of the replay on the device where it fits, else of a replay without a limit (`peaks_on` says
     which). First-step and steady peaks are of allocated bytes, null where steps are unknown. `smallest_device_bytes`
-    is a total, non-torch memory and headroom included; null where it was not searched.
+    is a total, non-torch memory and headroom included; null where it was not searched. `rules` say what was done to the
+    requests of a CPU recording to make them those of a GPU.
     """
 
     fits: bool
@@ -153,6 +157,7 @@ class Verdict:
     at_peak: tuple[HeldBy, ...]
     notes: tuple[str, ...]
     simulation_id: str
+    rules: tuple[RuleEffect, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the answer as plain data, ready for JSON; keys are only ever added."""
