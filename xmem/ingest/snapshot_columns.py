@@ -22,6 +22,10 @@ _TEXT_PER_BYTE = 16
 
 #: So many lists and frames are remembered by identity: as many as fit into the processor's cache.
 _CACHED = 1 << 14
+#: Stacks of fewer frames on average are looked up again sooner than remembered by their list.
+_SHALLOW = 16
+#: An allocation's list of frames is met again at its frees.
+_SHARES = 4
 
 Record = dict[Any, Any]
 
@@ -221,9 +225,9 @@ def take_words(records: list[Record], names: Sequence[str], words: Words, remark
         return array("i", repeat(-1, len(records)))
     try:
         values = [record[key] for record in records]
+        if words.can_hold(values[:1]) and values.count(values[0]) == len(values):
+            return array("i", [words[values[0]]]) * len(values)
         if words.can_hold(values):
-            if values.count(values[0]) == len(values):
-                return array("i", [words[values[0]]]) * len(values)
             return array("i", map(words.__getitem__, values))
     except KeyError:
         pass
@@ -252,6 +256,7 @@ class Stacks:
     def __init__(self, budget: Budget) -> None:
         self.names = Words(budget)
         self._budget = budget
+        self._shallow = True
         self._by_list: dict[int, int] = {}
         self._by_frames: dict[tuple[int, ...], int] = {}
         self._frames: dict[int, int] = {}
@@ -263,29 +268,34 @@ class Stacks:
     def take(self, lists: list[Any]) -> array[int]:
         """Return the number of each stack; -1 for None and what is no list. An empty list is a stack of its own."""
         numbers = list(map(id, lists))
-        stacks = list(map(self._by_list.get, numbers))
-        if None in stacks:
-            unknown = [at for at, stack in enumerate(stacks) if stack is None]
-            self._add({numbers[at]: lists[at] for at in unknown})
-            for at in unknown:
-                stacks[at] = self._by_list[numbers[at]]
-        return array("i", stacks)  # type: ignore[arg-type]
+        known = self._by_list
+        if self._shallow or len(known) > _CACHED:
+            known.clear()
+        fresh = dict(zip(numbers, lists, strict=True))
+        if known:
+            fresh = {number: frames for number, frames in fresh.items() if number not in known}
+        if fresh:
+            self._add(fresh)
+        return array("i", map(known.__getitem__, numbers))
 
     def _add(self, fresh: dict[int, Any]) -> None:
-        frames_seen = 0
-        for cache in (self._by_list, self._by_frames, self._frames):
+        for cache in (self._by_frames, self._frames):
             if len(cache) > _CACHED:
                 cache.clear()
-        for number, frames in fresh.items():
-            found: int | None = -1
-            if isinstance(frames, list | tuple):
-                frames_seen += len(frames)
-                key = tuple(map(id, frames))
-                found = self._by_frames.get(key)
-                if found is None:
-                    found = self._by_frames[key] = self._add_stack(frames)
-            self._by_list[number] = found
-        self._budget.take_rows(frames_seen)
+        if set(map(type, fresh.values())) != {list}:
+            self._by_list.update(dict.fromkeys(fresh, -1))
+            fresh = {number: frames for number, frames in fresh.items() if isinstance(frames, list | tuple)}
+        frames_seen = sum(map(len, fresh.values()))
+        self._budget.take_rows(frames_seen // _SHARES)
+        self._shallow = frames_seen <= _SHALLOW * len(fresh)
+        keys = [tuple(map(id, frames)) for frames in fresh.values()]
+        stacks = list(map(self._by_frames.get, keys))
+        if None in stacks:
+            for key, frames in zip(keys, fresh.values(), strict=True):
+                if key not in self._by_frames:
+                    self._by_frames[key] = self._add_stack(frames)
+            stacks = list(map(self._by_frames.get, keys))
+        self._by_list.update(zip(fresh, stacks, strict=True))  # type: ignore[arg-type]
 
     def _add_stack(self, frames: Sequence[Any]) -> int:
         content = tuple([self._add_frame(frame) for frame in frames])

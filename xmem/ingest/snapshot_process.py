@@ -49,6 +49,8 @@ def read_messages(
 ) -> Iterator[Message]:
     """Yield what a process of its own makes of the source; the last message is of kind `end`.
 
+    The libraries that the columns need are imported while that process is busy with its first part.
+
     Raises RefusedError where the file is hostile, UnreadableError where it cannot be read or holds no snapshot.
     """
     options = {"stacks": stacks, "device": device, "limits": asdict(limits or Limits())}
@@ -57,6 +59,9 @@ def read_messages(
     pump = _Pump(source, process)
     pump.start()
     try:
+        import polars  # noqa: F401
+        import pyarrow  # noqa: F401
+
         yield from _receive(cast(IO[bytes], process.stdout), name)
         pump.join()
         if pump.error is not None:

@@ -34,19 +34,11 @@ class Vocabulary:
         return self._words.get(column, [])
 
     def spell(self, column: str, numbers: Any) -> pl.Series:
-        """Turn numbers into words; -1 is null."""
+        """Turn numbers into words, as categoricals: nothing is copied for each row; -1 is null."""
         import polars as pl
 
-        words = pl.Series(column, self._words.get(column, []), dtype=pl.String)
-        return (
-            words.gather(pl.Series(numbers).cast(pl.UInt32, strict=False)) if len(words) else _no_text(column, numbers)
-        )
-
-
-def _no_text(column: str, numbers: Any) -> pl.Series:
-    import polars as pl
-
-    return pl.Series(column, [None], dtype=pl.String).new_from_index(0, len(numbers))
+        words = pl.Series(column, self._words.get(column) or [None], dtype=pl.String).cast(pl.Categorical)
+        return words.gather(pl.Series(numbers).cast(pl.UInt32, strict=False))
 
 
 def read_columns(message: Message, vocabulary: Vocabulary, texts: Sequence[str]) -> pl.DataFrame:
@@ -113,10 +105,10 @@ def make_events(frame: pl.DataFrame, device_type: str, device_index: int) -> pl.
     """Return the rows of `events` of one device."""
     import polars as pl
 
-    category = pl.col("category").str.to_lowercase()
+    category = pl.col("category").cast(pl.String).str.to_lowercase()
     return frame.select(
         "ts_ns",
-        pl.lit(device_type).alias("device_type"),
+        pl.lit(device_type, pl.Categorical).alias("device_type"),
         pl.lit(device_index, dtype=pl.Int32).alias("device_index"),
         "action",
         "address",
@@ -126,8 +118,7 @@ def make_events(frame: pl.DataFrame, device_type: str, device_index: int) -> pl.
         "stack_id",
         pl.when(category != "unknown").then(category).alias("category"),
         "device_free",
-        "user_metadata",
-        "compile_context",
+        pl.col("user_metadata", "compile_context").cast(pl.String),
     )
 
 
@@ -138,7 +129,7 @@ def make_segments(segments: pl.DataFrame, blocks: pl.DataFrame) -> tuple[pl.Data
     """
     import polars as pl
 
-    states = pl.col("state").replace(_STATES)
+    states = pl.col("state").cast(pl.String).replace(_STATES)
     blocks = blocks.with_columns(states).filter(pl.col("address").is_not_null() & (pl.col("block_bytes") >= 0))
     allocated = pl.col("block_bytes").filter(pl.col("state") == "active_allocated").sum()
     active = pl.col("block_bytes").filter(pl.col("state").str.starts_with("active")).sum()
