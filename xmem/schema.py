@@ -13,8 +13,13 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 
+#: Tables of holistic-trace-analysis, written with `--hta`.
+HTA_TABLES = (
+    "hta_temporal", "hta_kernel_types", "hta_kernels", "hta_idle_time", "hta_overlap", "hta_bandwidth",
+    "hta_queue_length",
+)  # fmt: skip
 #: Tables that ingest writes, in the order in which a run is committed: `runs` last, it makes the rest visible.
-INGEST_TABLES = ("events", "spans", "stacks", "segments", "blocks", "devices", "issues", "runs")
+INGEST_TABLES = ("events", "spans", "stacks", "segments", "blocks", *HTA_TABLES, "devices", "issues", "runs")
 #: Tables that a simulation writes.
 SIMULATION_TABLES = ("simulation_events", "simulation_segments", "simulations")
 

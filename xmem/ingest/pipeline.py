@@ -6,15 +6,18 @@ import hashlib
 import json
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xmem.errors import UnreadableError
 from xmem.ingest.adapter import Adapter, Filters, Notes, find_adapter
+from xmem.ingest.hta import analyse, first_kernel_ns, require_hta
 from xmem.ingest.ranks import STDIN, Group, check_distinct, rank_from_name
 from xmem.ingest.source import Source, describe, hash_file, open_source
 from xmem.ingest.spool import Spool
 from xmem.ingest.summary import describe_stored, fail_if_strict
 from xmem.ingest.tables import build_tables
+from xmem.schema import HTA_TABLES
 from xmem.store import RunWriter, Store
 
 if TYPE_CHECKING:
@@ -34,11 +37,15 @@ class Reading:
     sha256: str
     disk_bytes: int
     rank: int
+    path: Path | None
+    compressed: bool
 
 
 def ingest_group(group: Group, options: IngestOptions) -> Ingested:
     """Read the files of one run and commit them together."""
     store = Store(options.store)
+    if options.hta:
+        require_hta()
     if not options.force:
         there = _find_same(store, group, options)
         if there is not None:
@@ -76,6 +83,8 @@ def _find_same(store: Store, group: Group, options: IngestOptions) -> str | None
     if not runs or STDIN in group.files:
         return None
     run_id = run_identity([hash_file(file)[0] for file in group.files], options)
+    if options.hta and not any((store.path / table / f"run_id={run_id}").is_dir() for table in HTA_TABLES):
+        return None
     return run_id if any(run.run_id == run_id for run in runs) else None
 
 
@@ -92,7 +101,17 @@ def _read(file: str, options: IngestOptions, writer: RunWriter) -> Reading:
             notes.add("truncated", detail=source.trouble)
             notes.facts["truncated"] = True
         rank = _rank_of(source.name, notes, options.rank)
-        return Reading(source.name, adapter.name, notes, spool, source.sha256, source.disk_bytes, rank)
+        return Reading(
+            file=source.name,
+            adapter=adapter.name,
+            notes=notes,
+            spool=spool,
+            sha256=source.sha256,
+            disk_bytes=source.disk_bytes,
+            rank=rank,
+            path=source.path,
+            compressed=source.compressed,
+        )
 
 
 def _adapter_of(source: Source, file: str) -> Adapter:
@@ -138,4 +157,19 @@ def _write(reading: Reading, name: str, options: IngestOptions, writer: RunWrite
         asked = {name: value for name, value in asdict(options.filters).items() if value != whole[name]}
         facts["filters"] = json.dumps(asked)
         reading.notes.add("filtered", detail=json.dumps(asked))
+    if options.hta:
+        _write_hta(reading, writer)
     build_tables(reading.spool, reading.notes, facts, lambda table, frame: writer.write(table, reading.rank, frame))
+
+
+def _write_hta(reading: Reading, writer: RunWriter) -> None:
+    """Write the hta_* tables; what cannot be analysed is an issue."""
+    if reading.adapter != "torch_trace" or reading.path is None:
+        what = "standard input can be read once" if reading.path is None else f"a {reading.adapter} is no trace"
+        reading.notes.add("hta_failed", detail=what)
+        return
+    offset_ns = int(str(reading.notes.facts.get("ts_offset_ns", 0)))
+    first_ns = first_kernel_ns(reading.spool.frames("spans"), offset_ns)
+    found = analyse(reading.path, compressed=reading.compressed, first_kernel_ns=first_ns, notes=reading.notes)
+    for table, frame in found.items():
+        writer.write(table, reading.rank, frame)
