@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from xmem.simulate.allocator import make_allocator
 from xmem.simulate.conf import parse_conf
-from xmem.simulate.device import GRANULARITY, Device
+from xmem.simulate.device import GRANULARITY, AddressPolicy, Device
 from xmem.simulate.options import Reserve
 from xmem.simulate.replay import Encoded, Replay, replay
 
@@ -17,23 +17,29 @@ UNLIMITED_BYTES = 1 << 41
 
 @dataclass(frozen=True)
 class Setup:
-    """The allocator of a replay: its name, PYTORCH_ALLOC_CONF text and torch version (None: the newest known)."""
+    """The allocator of a replay: its name, PYTORCH_ALLOC_CONF text and torch version (None: the newest known).
+
+    `address_policy` says how the driver's addresses go; it matters up to torch 2.11, which breaks ties by address.
+    """
 
     allocator: str
     alloc_conf: str
     torch_version: str | None
+    address_policy: AddressPolicy = "first"
 
     def resolved(self) -> Setup:
         """Return the setup with the allocator that its settings name (`backend:cudaMallocAsync`)."""
         if self.allocator == "native" and parse_conf(self.alloc_conf, self.torch_version).backend == "cudaMallocAsync":
-            return Setup("cuda_malloc_async", self.alloc_conf, self.torch_version)
+            return replace(self, allocator="cuda_malloc_async")
         return self
 
 
 def try_on(encoded: Encoded, setup: Setup, total_bytes: int, other_bytes: int = 0, *, in_full: bool = False) -> Replay:
     """Replay on a device of `total_bytes` of which `other_bytes` are taken; `in_full` logs levels, calls and layout."""
     log: list[list[Any]] | None = [] if in_full else None
-    return replay_on(encoded, setup, Device(total_bytes, other_bytes=min(other_bytes, total_bytes), log=log), in_full)
+    policy = setup.address_policy
+    device = Device(total_bytes, other_bytes=min(other_bytes, total_bytes), address_policy=policy, log=log)
+    return replay_on(encoded, setup, device, in_full)
 
 
 def replay_on(encoded: Encoded, setup: Setup, device: Device, in_full: bool) -> Replay:
