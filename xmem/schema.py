@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SCHEMA_VERSION = 1
+
+#: The catalogue's connection serves one call at a time, and tables are written from several threads.
+_LOCK = threading.Lock()
 
 #: Tables of holistic-trace-analysis, written with `--hta`.
 HTA_TABLES = (
@@ -130,6 +134,7 @@ def arrow_schema(table: str) -> pa.Schema:
     """Return the Arrow schema of a table, without the partition columns run_id and rank; NOT NULL is kept."""
     import pyarrow as pa
 
-    empty = _catalogue().sql(f'SELECT * EXCLUDE (run_id, rank) FROM "{table}"').to_arrow_table()
+    with _LOCK:
+        empty = _catalogue().sql(f'SELECT * EXCLUDE (run_id, rank) FROM "{table}"').to_arrow_table()
     nullable = {column.name: column.nullable for column in tables()[table].columns}
     return pa.schema([field.with_nullable(nullable[field.name]) for field in empty.schema])
