@@ -132,3 +132,40 @@ def test_a_recording_without_segments_cannot_be_compared(tmp_path: Path) -> None
     comparison = compare_recorded(store=make_store(tmp_path, [event("alloc", 0, MIB)]).path)
     assert (comparison.equal, comparison.cause, comparison.position) == (False, "no_segments", None)
     assert comparison.sentence == CAUSES["no_segments"]
+
+
+@needs_shared
+def test_a_state_without_history_cannot_be_compared(tmp_path: Path) -> None:
+    ingest([SHARED_DATA / "corpus" / "Maphsge4-select_n__snapshot.pickle"], options=IngestOptions(store=tmp_path))
+    comparison = compare_recorded(store=tmp_path)
+    assert (comparison.equal, comparison.cause) == (False, "no_history")
+    assert comparison.sentence == CAUSES["no_history"]
+
+
+def test_no_segments_on_either_side_is_said_plainly(tmp_path: Path) -> None:
+    events = [
+        event("segment_alloc", None, 20 * MIB, inferred=True, address=1 << 30),
+        event("alloc", 0, 4 * MIB, inferred=True, address=1 << 30),
+        event("alloc", 1, 4 * MIB, address=(1 << 30) + 4 * MIB),
+    ]
+    store = make_store(tmp_path, events, device={"complete_history": False})
+    comparison = compare_recorded(store=store.path)
+    assert comparison.equal
+    assert comparison.sentence == "No segment was made or given back, neither in the recording nor in the replay."
+
+
+def test_the_state_at_the_start_is_rebuilt_block_by_block(tmp_path: Path) -> None:
+    """By hand: a segment of 20 MiB holds 4 MiB at 8 MiB; 8 MiB fit before it, 8 after it, and then nothing."""
+    base = 1 << 30
+    events = [
+        event("segment_alloc", None, 20 * MIB, inferred=True, address=base),
+        event("alloc", 0, 4 * MIB, inferred=True, address=base + 8 * MIB),
+        event("alloc", 1, 8 * MIB, address=base),
+        event("alloc", 2, 8 * MIB, address=base + 12 * MIB),
+        event("segment_alloc", None, 20 * MIB, address=base + 64 * MIB),
+        event("alloc", 3, 2 * MIB, address=base + 64 * MIB),
+    ]
+    store = make_store(tmp_path, events, device={"complete_history": False})
+    comparison = compare_recorded(store=store.path)
+    assert comparison.equal, comparison.sentence
+    assert comparison.recorded_count == 1

@@ -31,6 +31,7 @@ _TIE_RULES = ("2.6", "2.12", "2.13")
 #: Why recorded and replayed segments can differ, by name.
 CAUSES = {
     "no_segments": "The recording shows no segment events, so there is nothing to compare.",
+    "no_history": "The recording shows only the state at its end, no requests, so there is nothing to compare.",
     "missing_history": "The recording does not hold the device's first allocation: the segments that were there before,"
     " and what is free inside them, are not known.",
     "other_version": "The replay is equal under the rules of another torch version.",
@@ -96,8 +97,8 @@ def compare_recorded(
     device_bytes = (source.peak_reserved_bytes or UNLIMITED_BYTES) if pressed else UNLIMITED_BYTES
     trial = _Trial(encode(table), table.column("seq").to_pylist(), begin, device_bytes, addresses)
     replayed = trial.calls(setup)
-    if not shows_segments:
-        return _result(recorded, replayed, "no_segments", setup)
+    if not shows_segments or len(trial.encoded) == begin:
+        return _result([], [], "no_history" if shows_segments else "no_segments", setup)
     if recorded == replayed:
         return _result(recorded, replayed, None, setup)
     for other in _other_setups(setup):
@@ -222,10 +223,12 @@ def _is_lossy(connection: duckdb.DuckDBPyConnection, source: Source) -> bool:
 def _result(recorded: list[SegmentCall], replayed: list[SegmentCall], cause: str | None, setup: Setup) -> Comparison:
     pairs = enumerate(zip(recorded, replayed, strict=False))
     position = next((n for n, (one, other) in pairs if one != other), min(len(recorded), len(replayed)))
-    differs = recorded != replayed and cause != "no_segments"
+    differs = recorded != replayed
     first = recorded[position] if differs and position < len(recorded) else None
     second = replayed[position] if differs and position < len(replayed) else None
-    sentence = f"All {len(recorded)} recorded segment events are reproduced." if cause is None else CAUSES[cause]
+    sentence = CAUSES[cause] if cause is not None else f"All {len(recorded)} recorded segment events are reproduced."
+    if cause is None and not recorded:
+        sentence = "No segment was made or given back, neither in the recording nor in the replay."
     if cause in ("other_version", "other_settings"):
         sentence += f" Equal with torch {setup.torch_version or 'newest'} and settings {setup.alloc_conf or 'none'!r}."
     if differs:
