@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 from bisect import bisect_right
@@ -20,6 +21,7 @@ from xmem.simulate.native import Native, make
 #: The recorder writes addresses relative to its own arenas: cudaMalloc from 0, virtual ranges from 2**50.
 RECORDED_VIRTUAL = 1 << 50
 STREAMS_IN_POOL = 32
+GZIP = b"\x1f\x8b"
 STATES = {"active_allocated": "A", "active_pending_free": "P", "inactive": "I"}
 STAT_OF_FIELD = {
     "allocated": "allocated_bytes", "reserved": "reserved_bytes", "active": "active_bytes",
@@ -355,8 +357,9 @@ def compact(calls: list[list[Any]]) -> list[list[Any]]:
 def read_case(path: Path) -> dict[str, Any]:
     """Read a case file; raise BrokenCaseError with the reason where it is none."""
     try:
-        case = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+        content = path.read_bytes()
+        case = json.loads(gzip.decompress(content) if content[:2] == GZIP else content)
+    except (OSError, EOFError, ValueError) as error:
         raise BrokenCaseError(f"cannot be read: {error}") from error
     if not isinstance(case, dict):
         raise BrokenCaseError("the top level is not an object")

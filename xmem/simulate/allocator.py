@@ -167,10 +167,10 @@ class PoolAllocator(Protocol):
 class Served:
     """What became of a column of requests.
 
-    `done` requests were served; `error` is why the next one failed, None where it was of another kind or there is none.
-    `levels` are arrays of four columns, one row a request, to be concatenated: allocated, active, reserved, requested
-    bytes after it. `calls` gives (request, length of the device's log after it) for each request that may have called
-    the device.
+    Those before index `done` were served; `error` is why the one there failed, None where it was of another kind or
+    there is none. `levels` are arrays of four columns, one row a request served, to be concatenated: allocated, active,
+    reserved, requested bytes after it. `calls` gives (request, length of the device's log after it) for each request
+    that may have called the device.
     """
 
     done: int
@@ -184,9 +184,16 @@ class BulkAllocator(Protocol):
     """An allocator that serves whole columns of requests, several times as fast as one call a request (`native`)."""
 
     def serve(
-        self, codes: list[int], slots: list[int], sizes: list[int], addresses: list[int], *, with_levels: bool = False
+        self,
+        codes: list[int],
+        slots: list[int],
+        sizes: list[int],
+        addresses: list[int],
+        *,
+        start: int = 0,
+        with_levels: bool = False,
     ) -> Served:
-        """Serve ALLOC (stream 0, default pool) and FREE requests until one is of another kind, or fails.
+        """Serve ALLOC (stream 0, default pool) and FREE requests from `start` until one is of another kind, or fails.
 
         `slots` point into `addresses`, where each allocation's address is entered before this returns; that of a freed
         one is undefined. A free of a slot whose address is 0 does nothing. Any other method may be called afterwards.

@@ -39,8 +39,8 @@ class Plan(NamedTuple):
 
 def make_take(heap: Heap, plan_for: Callable[[int], Plan | None], plans: dict[int, Plan]) -> Take:
     """Return a function that allocates from the free lists as Heap.find and Heap.cut do; None where those must."""
-    log_code, log_charge, log_extra = heap.statistics.log_functions()
-    spare, plan_of, charge_for = heap.spare, plans.get, heap.statistics.charge
+    log_code, log_charge, _ = heap.statistics.log_functions()
+    split, plan_of, charge_for = make_split(heap), plans.get, heap.statistics.charge
     mixed, growing = heap.mixed, heap.conf.expandable_segments
 
     def take(size: int) -> Block | None:
@@ -53,23 +53,38 @@ def make_take(heap: Heap, plan_for: Callable[[int], Plan | None], plans: dict[in
             block = blocks[index]
         except IndexError:
             return None
-        rest, before, pos = block.size - rounded, block.prev, block.pos
+        rest = block.size - rounded
         page = mixed and block.segment.page
         if rest >= most or (page and not (growing and (block.next.mapped or index + 1 == len(keys)))):
             return None
-        if rest < least:
-            del keys[index], blocks[index]
-            block.key = 0
-            block.charge = charge = charge_for(size, block.size, block.free_list.pool.is_small) if rest else charge
-            log_charge(charge)
-            log_code(0 if page or (before is EDGE and block.next is EDGE) else 3)
-            return block
+        log_charge(charge)
+        if rest >= least:
+            return split(block, plan, rest, index)
+        del keys[index], blocks[index]
+        block.key, block.charge = 0, charge
+        log_code(0 if page or (block.prev is EDGE and block.next is EDGE) else 3)
+        if rest:
+            block.charge = heap.statistics.charges[-1] = charge_for(size, block.size, block.free_list.pool.is_small)
+        return block
+
+    return take
+
+
+def make_split(heap: Heap) -> Callable[[Block, Plan, int, int], Block]:
+    """Return a function that cuts the front off the free block at an index of its list and leaves the rest in it."""
+    log_code, _, log_extra = heap.statistics.log_functions()
+    spare, mixed = heap.spare, heap.mixed
+
+    def split(block: Block, plan: Plan, rest: int, index: int) -> Block:
+        _, rounded, keys, blocks, _, _, charge = plan
+        before, pos = block.prev, block.pos
         front = spare.pop() if spare else Block(block.segment, block.free_list, pos, rounded)
         front.segment, front.free_list, front.charge = block.segment, block.free_list, charge
         front.pos, front.size, front.prev = pos, rounded, before
-        log_charge(charge)
-        if page or before is not EDGE or block.next is not EDGE:
-            log_code(0 if page else 1)
+        if before is not EDGE or block.next is not EDGE:
+            log_code(0 if mixed and block.segment.page else 1)
+        elif mixed and block.segment.page:
+            log_code(0)
         else:
             log_code(2)
             log_extra(rest)
@@ -83,7 +98,7 @@ def make_take(heap: Heap, plan_for: Callable[[int], Plan | None], plans: dict[in
             keys[index] = block.key
         return front
 
-    return take
+    return split
 
 
 def make_give(heap: Heap) -> Give:
@@ -95,34 +110,29 @@ def make_give(heap: Heap) -> Give:
         log_charge(block.charge)
         keys, blocks = block.free_list.keys, block.free_list.blocks
         size, before, after = block.size, block.prev, block.next
+        code = 6
         if after.key:
-            grown, after.pos, code = size, block.pos, 6
+            grown, after.pos = size, block.pos
             if before.key:
-                index = bisect_left(keys, before.key)
-                del keys[index], blocks[index]
-                drop(before)
                 grown, after.pos, code = size + before.size, before.pos, 7
-                before.key, before = 0, before.prev
-            index = bisect_left(keys, after.key)
-            after.size = total = grown + after.size
-            after.prev, before.next = before, after  # where before is EDGE nobody reads its next
-            kept, whole = after, before is EDGE and after.next is EDGE
+                before = _unlist(keys, blocks, before, drop)
+            kept, index, total = after, bisect_left(keys, after.key), grown + after.size
         elif before.key:
-            index = bisect_left(keys, before.key)
-            before.size = total = size + before.size
-            before.next, after.prev = after, before
-            code, kept, whole = 6, before, after is EDGE and before.prev is EDGE
+            kept, index, total = before, bisect_left(keys, before.key), size + before.size
+            before, kept.next, after.prev = before.prev, after, before  # where after is EDGE nobody reads its prev
         else:
             log_code(4 if (before is EDGE and after is EDGE) or (mixed and block.segment.page) else 5)
             block.key = (size << 56) + block.pos
             _place(keys, blocks, block)
             return
+        kept.size, kept.prev, before.next = total, before, kept
         drop(block)
-        if whole and not (mixed and block.segment.page):
-            log_code(code + 2)
+        if mixed and block.segment.page:
+            code = 4
+        elif before is EDGE and kept.next is EDGE:
+            code += 2
             log_extra(total - size)
-        else:
-            log_code(4 if mixed and block.segment.page else code)
+        log_code(code)
         index, kept.key = index + 1, (total << 56) + kept.pos
         if index < len(keys) and keys[index] < kept.key:
             del keys[index - 1], blocks[index - 1]
@@ -131,6 +141,15 @@ def make_give(heap: Heap) -> Give:
             keys[index - 1] = kept.key
 
     return give
+
+
+def _unlist(keys: list[int], blocks: list[Block], block: Block, drop: Give) -> Block:
+    """Take a block that is being merged out of its list and return the one before it."""
+    index = bisect_left(keys, block.key)
+    del keys[index], blocks[index]
+    block.key = 0
+    drop(block)
+    return block.prev
 
 
 def _place(keys: list[int], blocks: list[Block], block: Block) -> None:
@@ -161,23 +180,22 @@ class Bulk:
         self._marks: list[tuple[int, int, int, int]] = []  # request, surplus, reserved bytes, calls after it
         self._error: OutOfMemory | None = None
 
-    def serve(self, requests: Requests, with_levels: bool) -> Served:
-        """Serve requests until one is neither ALLOC nor FREE, or fails."""
+    def serve(self, requests: Requests, start: int, with_levels: bool) -> Served:
+        """Serve requests from `start` until one is neither ALLOC nor FREE, or fails."""
         statistics = self._heap.statistics
-        served = Served(0, None, [], [])
-        total = len(requests[0])
+        served = Served(start, None, [], [])
         statistics.full = 1 << 62  # positions in the log are counted: it is summed up between chunks only
         try:
-            for start in range(0, total, CHUNK):
-                chunk = [column[start : start + CHUNK] for column in requests] if total > CHUNK else list(requests)
+            for first in range(start, len(requests[0]), CHUNK):
+                chunk = [column[first : first + CHUNK] for column in requests]
                 if self._heap.settle(self._held.values()):
                     self._plans.clear()
                 before = self._native.levels() if with_levels else None
                 done = self._serve_chunk(*chunk)
-                served.calls.extend((start + mark[0], mark[3]) for mark in self._marks)
+                served.calls.extend((first + mark[0], mark[3]) for mark in self._marks)
                 if before is not None:
                     served.levels.append(self._levels(before, done))
-                served = replace(served, done=start + done, error=self._error)
+                served = replace(served, done=first + done, error=self._error)
                 if done < len(chunk[0]):
                     break
         finally:

@@ -120,12 +120,19 @@ class Native:
         release.release_cached(self.heap, self.pending, capturing=bool(self._captures))
 
     def serve(
-        self, codes: list[int], slots: list[int], sizes: list[int], addresses: list[int], *, with_levels: bool = False
+        self,
+        codes: list[int],
+        slots: list[int],
+        sizes: list[int],
+        addresses: list[int],
+        *,
+        start: int = 0,
+        with_levels: bool = False,
     ) -> Served:
         """Serve a column of requests; see BulkAllocator."""
         if self._bulk is None or self._bulk.addresses is not addresses:
             self._bulk = Bulk(self, addresses)
-        return self._bulk.serve((codes, slots, sizes), with_levels)
+        return self._bulk.serve((codes, slots, sizes), start, with_levels)
 
     # -- pools and captures
 
