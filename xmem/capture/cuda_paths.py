@@ -183,3 +183,19 @@ def foreach_as_on_cuda() -> Iterator[None]:
     finally:
         for place, original in zip(places, before, strict=True):
             setattr(place, name, original)
+
+
+@contextmanager
+def without_compiler() -> Iterator[None]:
+    """Keep optimizers from importing torch's compiler (seconds of start-up) only to switch it off."""
+    optimizer = torch.optim.Optimizer
+    names = ("zero_grad", "add_param_group", "state_dict", "load_state_dict")
+    plain = [getattr(getattr(optimizer, name), "__wrapped__", None) for name in names]
+    marked = [function for function in plain if function is not None and not hasattr(function, "__dynamo_disable")]
+    for function in marked:
+        setattr(function, "__dynamo_disable", function)  # noqa: B010 - the name would be mangled
+    try:
+        yield
+    finally:
+        for function in marked:
+            delattr(function, "__dynamo_disable")

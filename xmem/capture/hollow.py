@@ -51,6 +51,10 @@ def run_hollow(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, free
         return _convolution_backward(args)
     if name == "aten::embedding_dense_backward":
         return args[0].new_empty((args[2], args[0].shape[-1]))
+    if name == "aten::native_batch_norm" and args[5]:
+        return torch.empty_like(args[0]), args[0].new_empty(args[0].shape[1]), args[0].new_empty(args[0].shape[1])
+    if name in ("aten::native_batch_norm_backward", "aten::native_layer_norm_backward"):
+        return _norm_backward(name, args)
     if name.startswith("aten::_foreach_"):
         return _foreach(name, args[0])
     first = args[0] if args else None
@@ -102,6 +106,15 @@ def _convolution_backward(args: tuple[Any, ...]) -> Any:
         _laid_out(image, image.shape, layout) if mask[0] else None,
         _laid_out(weight, weight.shape, layout) if mask[1] else None,
         weight.new_empty(grad.shape[1]) if mask[2] else None,
+    )
+
+
+def _norm_backward(name: str, args: tuple[Any, ...]) -> Any:
+    """Gradients of input, weight and bias; batch norm's looks like its input, layer norm's is contiguous."""
+    image, weight = args[1], args[2] if name == "aten::native_batch_norm_backward" else args[5]
+    first = torch.empty_like(image) if "batch" in name else image.new_empty(image.shape)
+    return tuple(
+        (first if index == 0 else torch.empty_like(weight)) if wanted else None for index, wanted in enumerate(args[-1])
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from xmem.capture.cuda_paths import CudaPaths, foreach_as_on_cuda
+from xmem.capture.cuda_paths import CudaPaths, foreach_as_on_cuda, without_compiler
 from xmem.capture.models import Built, build_model, require
 from xmem.capture.recorder import Recorder
 from xmem.capture.workload import Workload
@@ -28,12 +28,26 @@ def run_workload(workload: Workload, progress: Callable[[int], None] | None = No
     if workload.checkpointing:
         _switch_on_checkpointing(module)
     recorder = Recorder(hollow=True)
-    with foreach_as_on_cuda(), _watching(recorder, module), CudaPaths(recorder, values=False), recorder:
+    context = contextlib.ExitStack()
+    for part in (_one_thread(), without_compiler(), foreach_as_on_cuda(), _watching(recorder, module)):
+        context.enter_context(part)
+    with context, CudaPaths(recorder, values=False), recorder:
         place_on_device(recorder, module)
         optimizer = built.optimizer or make_optimizer(workload, module)
         recorder.adopt(_state_tensors(optimizer), "optimizer_state")
         _loop(workload, built, optimizer, recorder, progress)
     return recorder
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Use one thread: what is left to compute is too little to share."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def place_on_device(recorder: Recorder, module: torch.nn.Module) -> None:

@@ -52,6 +52,10 @@ class Workload:
         """Give the same job with another batch size."""
         return dataclasses.replace(self, batch_size=batch_size)
 
+    def describe(self) -> dict[str, object]:
+        """Return the job's fields, as the profile's metadata."""
+        return {"workload": dataclasses.asdict(self)}
+
     def key(self, *facts: str) -> str:
         """Give a short hash of the job and of what else decides its trace (versions, content of files)."""
         text = json.dumps([dataclasses.asdict(self), facts], sort_keys=True)

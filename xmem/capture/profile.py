@@ -1,0 +1,81 @@
+"""`profile`: a few training steps on the CPU, written as an event log that stands for the job."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+from xmem.capture.models import INSTALL, require
+from xmem.capture.workload import Workload
+from xmem.errors import RefusedError, UsageError
+
+Progress = Callable[[str], None]
+SUFFIX = ".xmem.jsonl.gz"
+_PACKAGES = ("torch", "torchvision", "transformers", "timm")
+#: Changes with what a profile holds, so that old ones are not taken for new ones.
+FORMAT = 1
+
+
+def profile(
+    workload: Workload, output: str | Path | None = None, *, force: bool = False, progress: Progress | None = None
+) -> Path:
+    """Run the job on the CPU and write what it allocated to `output`; return the file.
+
+    The run takes the paths that the same code takes on CUDA, and leaves out arithmetic on which no allocation depends.
+    Raises UsageError where torch or the model is missing, RefusedError where the file exists.
+    """
+    target = Path(output) if output is not None else Path(default_name(workload))
+    if not target.name.endswith((".jsonl", ".jsonl.gz")):
+        raise UsageError(f"{target} is no name for an event log.", f"End it in {SUFFIX}.")
+    if target.exists() and not force:
+        raise RefusedError(f"{target} exists already.", "--force replaces it.")
+    if not target.parent.is_dir():
+        raise UsageError(f"The folder {target.parent} is not there.", "Make it first.")
+    torch = require("torch", "Profiling")
+    from xmem.capture.log import write_log
+    from xmem.capture.training import run_workload
+
+    def told(step: int) -> None:
+        if progress is not None:
+            progress(f"batch size {workload.batch_size}: step {step} of {workload.iterations}")
+
+    recorder = run_workload(workload, told)
+    write_log(recorder, target, {"torch_version": str(torch.__version__), "metadata": workload.describe()})
+    return target
+
+
+def default_name(workload: Workload) -> str:
+    """Name a profile after its job: `vgg19_sgd_b130.xmem.jsonl.gz`."""
+    model = re.sub(r"[^a-z0-9]+", "-", workload.model.lower().rsplit("/", 1)[-1]).strip("-") or "model"
+    return f"{model}_{workload.optimizer.lower()}_b{workload.batch_size}{SUFFIX}"
+
+
+def profile_key(workload: Workload) -> str:
+    """Return the hash of everything that decides the profile: the job, the versions, the user's own files."""
+    versions = [f"{name} {installed(name)}" for name in _PACKAGES]
+    return workload.key(f"format {FORMAT}", *versions, _content_of(workload.model))
+
+
+def installed(package: str) -> str:
+    """Return the version of an installed package without importing it, or an empty text."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def check_installed() -> None:
+    """Raise UsageError where the extra `capture` is missing."""
+    if not installed("torch"):
+        raise UsageError("Profiling needs torch, which is not installed.", INSTALL)
+
+
+def _content_of(model: str) -> str:
+    place = Path(model.rpartition(":")[0] if ":" in model else model)
+    place = place / "config.json" if place.is_dir() else place
+    if place.suffix in (".py", ".json") and place.is_file():
+        return hashlib.sha256(place.read_bytes()).hexdigest()
+    return ""

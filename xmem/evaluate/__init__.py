@@ -1,0 +1,1 @@
+"""Estimates from CPU runs, and how good they are: against measured runs and beside other estimators."""
