@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -165,7 +165,7 @@ def _other_setups(setup: Setup) -> list[Setup]:
     turned = "" if "expandable_segments:True" in setup.alloc_conf else "expandable_segments:True"
     tried = [(setup.alloc_conf, text) for text in _TIE_RULES if parse_version(text) != mine]
     return [
-        Setup(setup.allocator, conf, version)
+        replace(setup, alloc_conf=conf, torch_version=version)
         for conf, version in [*tried, (turned, setup.torch_version)]
         if _is_known(conf, version)
     ]

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -139,7 +139,7 @@ def _setups(current: Setup, settings: Sequence[str] | None) -> list[Setup]:
             raise
         if key not in seen:
             seen.append(key)
-            setups.append(Setup(current.allocator, text, current.torch_version).resolved())
+            setups.append(replace(current, alloc_conf=text).resolved())
     return setups
 
 
