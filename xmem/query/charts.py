@@ -188,7 +188,7 @@ def curve_rows(picture: Picture) -> list[dict[str, Any]]:
     predicted = {row["seq"]: row for row in picture.predicted}
     rows = []
     for point in points.iter_rows(named=True):
-        row = {"t": round((point["ts_ns"] - first_ns) / tick, 4), "e": point["seq"] - first_seq}
+        row = {"t": round((point["ts_ns"] - first_ns) / tick, 6), "e": point["seq"] - first_seq}
         top = 0
         levels = {}
         for place, name in reversed(list(enumerate(picture.categories))):
@@ -226,7 +226,7 @@ def _memory(picture: Picture, axis: str) -> alt.LayerChart:
         .mark_area(interpolate="step-after")
         .encode(
             x=_x(picture, axis),
-            y=alt.Y(f"c{place}:Q", title=f"allocated, {unit}"),
+            y=alt.Y(f"c{place}:Q", title=f"allocated, {unit}", stack=None),
             color=alt.Color("category:N", scale=colours, legend=legend),
         )
         for place, name in enumerate(names)
@@ -284,7 +284,7 @@ def step_rows(picture: Picture) -> list[dict[str, Any]]:
     every = -(-len(picture.steps) // _MOST_MARKS) if picture.steps else 1
     return [
         {
-            "t": round((step["start_ns"] - first_ns) / tick, 4),
+            "t": round((step["start_ns"] - first_ns) / tick, 6),
             "e": step["first_seq"] - first_seq,
             "label": f"step {step['step']}",
         }

@@ -45,7 +45,7 @@ bounds AS (
   SELECT min(ts_ns) AS t, max(ts_ns) - min(ts_ns) + 1 AS dt, min(seq) AS s, max(seq) - min(seq) + 1 AS ds FROM chosen
 )
 SELECT
-  arg_max(seq, allocated_bytes) AS highest, arg_min(seq, allocated_bytes) AS lowest, max(seq) AS last,
+  arg_max(seq, allocated_bytes) AS highest, arg_min(seq, allocated_bytes) AS lowest, min(seq) AS first, max(seq) AS last,
   arg_max(seq, reserved_bytes) AS reserved
 FROM chosen CROSS JOIN bounds
 GROUP BY CAST($cells * ((ts_ns - t) / dt) AS BIGINT), CAST($cells * ((seq - s) / ds) AS BIGINT)
@@ -73,7 +73,8 @@ def thin_curve(connection: duckdb.DuckDBPyConnection, subject: Subject, cells: i
     found = connection.execute(_CELLS, {**values, "cells": cells}).fetchnumpy()
     ((peak_seq,),) = connection.execute(_PEAK, values).fetchall()
     highest = np.append(_known(found["highest"]), peak_seq)
-    seqs = np.unique(np.concatenate([highest, *(_known(found[name]) for name in ("lowest", "last", "reserved"))]))
+    others = [_known(found[name]) for name in ("lowest", "last", "reserved")]
+    seqs = np.unique(np.concatenate([highest, *others, _known(found["first"]).min(keepdims=True)]))
     points = pl.from_arrow(connection.sql(_POINTS, params={**values, "seqs": seqs.tolist()}).to_arrow_table())
     assert isinstance(points, pl.DataFrame)
     levels = _category_levels(connection, subject, seqs)

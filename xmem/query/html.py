@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _FOLDER = Path(__file__).parent / "page"
 _TIMES = ("duration_ns", "busy_ns", "idle_ns")
 _TABLE_ROWS = 50
+_LONG = 90
 
 
 def write_page(
@@ -305,6 +306,8 @@ def _cell(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return f"<td>{'yes' if value else ''}</td>"
     text = f"{value:,}" if isinstance(value, int) and name != "step" else str(value)
+    if len(text) > _LONG:
+        return f'<td title="{html.escape(text)}"><div class="clamp">{html.escape(text)}</div></td>'
     return f"<td{_number_class(name)}>{html.escape(text)}</td>"
 
 

@@ -203,8 +203,8 @@
       button.style.left = 100 * bar.left + "%";
       button.style.width = `max(${100 * bar.width}%, 2px)`;
       button.style.top = 22 * bar.depth + "px";
-      button.style.background = bar.node.category ? colour(bar.node.category) : "#b9c0c9";
-      button.style.opacity = String(Math.max(0.55, 1 - 0.035 * bar.depth));
+      const strength = Math.max(40, 84 - 3 * bar.depth);
+      button.style.background = bar.node.category ? `color-mix(in srgb, ${colour(bar.node.category)} ${strength}%, #fff)` : "#c6ccd4";
       button.title = `${bar.node.name}\n${bytesText(bar.node.size)} (${number(bar.node.size)} bytes), ${share} %`;
       button.dataset.bytes = String(bar.node.size);
       button.dataset.depth = String(bar.depth);
@@ -263,6 +263,8 @@
   // ---------------------------------------------------------------- moves
   function choose(moment) {
     state.moment = Math.min(Math.max(moment, 0), data.moments.length - 1);
+    const event = data.datasets.curve[data.moments[state.moment]].e;
+    try { history.replaceState(null, "", state.moment === data.peak ? "#" : "#event=" + event); } catch { /* a viewer without history */ }
     byId("moment").value = String(state.moment);
     moveCursor();
     showAlive();
@@ -279,8 +281,10 @@
   byId("to-peak").onclick = () => choose(data.peak);
   byId("alive-by").onchange = (event) => { state.by = event.target.value; showAlive(); };
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawCharts);
+  const asked = /^#event=(\d+)$/.exec(location.hash);
+  const away = (moment) => Math.abs(data.datasets.curve[data.moments[moment]].e - Number(asked[1]));
   pressed();
   drawSegments();
-  choose(data.peak);
+  choose(asked ? data.moments.map((_, moment) => moment).reduce((best, moment) => (away(moment) < away(best) ? moment : best), 0) : data.peak);
   drawCharts();
 })();

@@ -7,6 +7,13 @@ WITH launches AS (
   FROM spans
   WHERE kind = 'runtime' AND correlation_id IS NOT NULL AND correlation_id <> 0
   GROUP BY ALL
+),
+highest AS (
+  SELECT p.run_id, p.rank, p.device_index, p.peak_allocated_ns AS ns, s.op_id
+  FROM peaks AS p
+  JOIN events AS e ON e.run_id = p.run_id AND e.rank = p.rank AND e.seq = p.peak_allocated_seq
+  LEFT JOIN spans AS s ON s.run_id = e.run_id AND s.rank = e.rank AND s.span_id = e.span_id
+  WHERE p.device_type <> 'cpu'
 )
 SELECT
   k.run_id,
@@ -21,14 +28,12 @@ SELECT
   n.op,
   n.module,
   r.ts_ns AS launched_ns,
-  p.device_type IS NOT NULL AS at_peak
+  coalesce(k.ts_ns <= p.ns AND k.ts_ns + k.dur_ns > p.ns OR r.op_id = p.op_id, false) AS at_peak
 FROM spans AS k
 LEFT JOIN launches AS l ON l.run_id = k.run_id AND l.rank = k.rank AND l.correlation_id = k.correlation_id
 LEFT JOIN spans AS r ON r.run_id = l.run_id AND r.rank = l.rank AND r.span_id = l.span_id
 LEFT JOIN places AS n ON n.run_id = l.run_id AND n.rank = l.rank AND n.span_id = l.span_id
-LEFT JOIN peaks AS p
-  ON p.run_id = k.run_id AND p.rank = k.rank AND p.device_index = k.device_index AND p.device_type <> 'cpu'
-  AND p.peak_allocated_ns >= k.ts_ns AND p.peak_allocated_ns < k.ts_ns + k.dur_ns
+LEFT JOIN highest AS p ON p.run_id = k.run_id AND p.rank = k.rank AND p.device_index = k.device_index
 WHERE k.kind IN ('kernel', 'memcpy', 'memset');
 
 COMMENT ON VIEW kernels IS 'Device activity with the operator behind it; empty for traces without a GPU.';
@@ -44,4 +49,4 @@ COMMENT ON COLUMN kernels.dur_ns IS 'Duration on the device, ns.';
 COMMENT ON COLUMN kernels.op IS 'Operator that launched it; null where the launch was not recorded.';
 COMMENT ON COLUMN kernels.module IS 'Module around the launch; null where modules were not recorded.';
 COMMENT ON COLUMN kernels.launched_ns IS 'When the host launched it, ns.';
-COMMENT ON COLUMN kernels.at_peak IS 'True where it was running when the host reached the allocated peak of the device.';
+COMMENT ON COLUMN kernels.at_peak IS 'True where it was running when the allocated peak of its device was reached, or was launched by the operator that reached it.';
