@@ -4,29 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from xmem.ingest.adapter import Batch, Notes
-from xmem.ingest.trace_records import (
-    MEMORY,
-    NO_ARGS,
-    NO_RAW,
-    OUT_OF_MEMORY,
-    ExactEvent,
-    Instant,
-    Record,
-    Span,
-    decode_exact,
-)
+from xmem.ingest.trace_records import MEMORY, NO_ARGS, NO_RAW, OUT_OF_MEMORY, Record, decode_again
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+Times: TypeAlias = npt.NDArray[np.int64]
 
-BATCH_ROWS = 1 << 17
+BATCH_ROWS = 1 << 16
 #: c10::DeviceType by number (torch 2.13).
 DEVICE_TYPES = (
     "cpu", "cuda", "mkldnn", "opengl", "opencl", "ideep", "hip", "fpga", "maia", "xla", "vulkan", "metal", "xpu",
@@ -40,9 +30,17 @@ KINDS = {
     "Runtime": "runtime",
 }  # fmt: skip
 DEVICE_KINDS = ("kernel", "memcpy", "memset", "sync", "gpu_annotation")
-_KINDS_2021 = ("Operator", "Kernel", "Memcpy", "Memset", "Runtime")
+#: Args that only some files hold: their column, and what stands for an absent one.
+RARE_ARGS = {
+    "input_dims": ("input_shapes", NO_RAW),
+    "input_strides": ("input_strides", NO_RAW),
+    "input_types": ("input_types", NO_RAW),
+    "concrete_inputs": ("concrete_inputs", NO_RAW),
+    "external_id_2021": ("external_id_2021", None),
+    "input_dims_2021": ("input_shapes_2021", NO_RAW),
+}
+_SPELLINGS_2021 = {"external_id": "external_id_2021", "input_shapes": "input_shapes_2021"}
 _HOST = ("cpu_op", "Operator", "user_annotation", "python_function")
-_DETAILS = {"missing_field": "[memory] without Device Type or Device Id"}
 _INT64 = 1 << 63
 _ADDRESS_MASK = (1 << 64) - 1
 #: Below this many microseconds a float holds three decimals exactly.
@@ -70,8 +68,8 @@ class TraceColumns:
         self.oom_rows = 0
         self.other_devices: set[str] = set()
         self._devices: dict[tuple[str, int], None] = {}
-        self._events: list[pl.DataFrame] = []
-        self._spans: list[pl.DataFrame] = []
+        self._spans = _Frames()
+        self._events = _Frames()
 
     def seen_devices(self) -> list[tuple[str, int]]:
         """Devices of the memory events, in order of appearance."""
@@ -80,84 +78,52 @@ class TraceColumns:
     def add(self, records: list[Record], text: bytes | None) -> None:
         """Take decoded records; `text` is what they were decoded from, if that can be done again."""
         spans: list[Any] = [record for record in records if record.ph == "X"]
-        others: list[Any] = [record for record in records if record.ph != "X"]
-        memory = [record for record in others if record.name == MEMORY or record.name == OUT_OF_MEMORY]
+        memory: list[Any] = []
+        if len(spans) < len(records):
+            others: list[Any] = [record for record in records if record.ph != "X"]
+            memory = [record for record in others if record.name == MEMORY or record.name == OUT_OF_MEMORY]
+        wanted = spans if self.notes.filters.spans or self.notes.filters.steps else []
+        timed = [span for span in wanted if span.ts is not None] if wanted else []
+        whole = [record for record in memory if _is_whole(record)] if memory else []
         try:
-            span_frame = self._span_frame(spans)
-            event_frame = self._event_frame(memory)
+            span_times = to_ns([span.ts for span in timed]), to_ns([span.dur or 0 for span in timed])
+            event_times = to_ns([record.ts for record in whole])
         except InexactTimesError:
-            if text is None:  # pragma: no cover - exact records have Decimal times
+            if text is None:  # pragma: no cover - records that are decoded carefully keep every digit
                 raise
-            return self.add(decode_exact(b"[" + text + b"]"), None)
+            return self.add(decode_again(b"[" + text + b"]", self.notes), None)
         self.records += len(records)
-        if span_frame is not None:
-            self._spans.append(span_frame)
-        if event_frame is not None:
-            self._events.append(event_frame)
+        self.memory_records += len(memory)
+        self.notes.add("missing_field", count=len(memory) - len(whole), detail="[memory] without Bytes or ts")
+        self.notes.add("missing_field", count=len(wanted) - len(timed), detail="a span without ts")
+        if timed:
+            self._spans.add(_span_frame(timed, self._placed(span_times[0]), self._checked(span_times[1])))
+        if whole:
+            self._events.add(_event_frame(whole, self._placed(event_times)))
         return None
 
     def take(self, *, everything: bool = False) -> Iterator[Batch]:
         """Hand out batches that are large enough."""
-        for table, frames, finish in (
-            ("events", self._events, self._events_of),
-            ("spans", self._spans, self._spans_of),
-        ):
-            if frames and (everything or sum(frame.height for frame in frames) >= BATCH_ROWS):
-                yield Batch(table, finish(pl.concat(frames)))
-                frames.clear()
+        if self._events.rows >= (1 if everything else BATCH_ROWS):
+            yield Batch("events", self._count(finish_events(self._events.empty(), self.notes)))
+        if self._spans.rows >= (1 if everything else BATCH_ROWS):
+            yield Batch("spans", self._wanted(finish_spans(self._spans.empty())))
 
-    def _times(self, micros: list[Any]) -> NDArray[np.int64]:
-        times = self._exact(micros)
-        if len(times) and times[-1] >= _ABSOLUTE_FROM_NS:
+    def _placed(self, times: Times) -> Times:
+        """Add the base to times that are relative to it."""
+        self._checked(times)
+        if times[-1] >= _ABSOLUTE_FROM_NS:
             self.absolute = True
         return times if self.base_ns is None or self.absolute else times + self.base_ns
 
-    def _exact(self, micros: list[Any]) -> NDArray[np.int64]:
-        times = to_ns(micros)
-        cut = np.abs(times) >= _LARGEST_MICROS * 1000
-        self.notes.add("wide_integer", count=int(np.count_nonzero(cut)), detail="a time was cut off")
+    def _checked(self, times: Times) -> Times:
+        cut = int(np.count_nonzero(np.abs(times) >= _LARGEST_MICROS * 1000))
+        self.notes.add("wide_integer", count=cut, detail="a time was cut off")
         return times
 
-    # ------------------------------------------------------------------ spans
-
-    def _span_frame(self, spans: list[Span | ExactEvent]) -> pl.DataFrame | None:
-        if not self.notes.filters.spans and not self.notes.filters.steps:
-            return None
-        timed = [span for span in spans if span.ts is not None]
-        if len(timed) < len(spans):
-            self.notes.add("missing_field", count=len(spans) - len(timed), detail="a span without ts")
-            spans = timed
-        if not spans:
-            return None
-        args = [span.args or NO_ARGS for span in spans]
-        frame = pl.DataFrame(
-            {
-                "kind": pl.Series([span.cat for span in spans], dtype=pl.String),
-                "name": pl.Series([span.name or "" for span in spans], dtype=pl.String),
-                "ts_ns": self._times([span.ts for span in spans]),
-                "dur_ns": self._exact([span.dur or 0 for span in spans]),
-                "process_id": _identifiers([span.pid for span in spans]),
-                "thread_id": _identifiers([span.tid for span in spans]),
-                "device_index": _integers([arg.device for arg in args]),
-                "stream": _integers([arg.stream for arg in args]),
-                "correlation_id": _integers([arg.correlation for arg in args]),
-                "external_id": _integers([arg.external_id for arg in args]),
-                "sequence_number": _integers([arg.sequence_number for arg in args]),
-                "fwd_thread_id": _integers([arg.fwd_thread_id for arg in args]),
-                "input_shapes": _texts([arg.input_dims for arg in args]),
-            }
-        )
-        if spans[0].cat in _KINDS_2021 or spans[-1].cat in _KINDS_2021:
-            frame = frame.with_columns(
-                pl.coalesce("external_id", _integers([arg.external_id_2021 for arg in args])).alias("external_id"),
-                pl.coalesce("input_shapes", _texts([arg.input_dims_2021 for arg in args])).alias("input_shapes"),
-            )
-        return frame
-
-    def _spans_of(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Name kinds, and drop what the filters surely exclude."""
+    def _wanted(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Drop the spans that the filters surely exclude."""
         filters = self.notes.filters
-        frame = _name_kinds(frame)
         if not filters.spans:
             return frame.filter(pl.col("kind") == "step")
         if not filters.stacks:
@@ -174,59 +140,8 @@ class TraceColumns:
                 frame = frame.filter(pl.col("ts_ns") <= filters.until_ns)
         return frame
 
-    # ------------------------------------------------------------------ memory
-
-    def _event_frame(self, records: list[Instant | ExactEvent]) -> pl.DataFrame | None:
-        whole = [
-            record
-            for record in records
-            if record.ts is not None
-            and record.args is not None
-            and (record.args.size is not None or record.name == OUT_OF_MEMORY)
-        ]
-        times = self._times([record.ts for record in whole])
-        self.memory_records += len(records)
-        self.notes.add("missing_field", count=len(records) - len(whole), detail="[memory] without Bytes or ts")
-        args = [record.args or NO_ARGS for record in whole]
-        frame = pl.DataFrame(
-            {
-                "ts_ns": times,
-                "order_key": _integers([arg.ev_idx for arg in args]),
-                "device": _integers([arg.device_type for arg in args]),
-                "device_index": _integers([arg.device_id for arg in args]),
-                "oom": pl.Series([record.name == OUT_OF_MEMORY for record in whole], dtype=pl.Boolean),
-                "bytes": _integers([arg.size for arg in args]),
-                "address": pl.Series([_unsigned(arg.address) for arg in args], dtype=pl.UInt64),
-                "thread_id": _identifiers([record.tid for record in whole]),
-                "process_id": _identifiers([record.pid for record in whole]),
-                "total_allocated": _integers([arg.total_allocated for arg in args]),
-                "total_reserved": _integers([arg.total_reserved for arg in args]),
-            }
-        )
-        return frame if whole else None
-
-    def _events_of(self, frame: pl.DataFrame) -> pl.DataFrame:
-        return self._count(_name_events(self._complete(frame)))
-
-    def _complete(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Note what is missing or unknown, and name the devices."""
-        known = pl.col("device").is_between(0, len(DEVICE_TYPES) - 1)
-        counts = {
-            "unknown_device_type": frame.select((~known).fill_null(False).sum()).item(),
-            "missing_field": frame.select(pl.any_horizontal(pl.col("device", "device_index").is_null()).sum()).item(),
-        }
-        for code, count in counts.items():
-            self.notes.add(code, count=count, detail=_DETAILS.get(code, ""))
-        return frame.with_columns(
-            device_type=pl.when(known)
-            .then(pl.col("device").replace_strict(dict(enumerate(DEVICE_TYPES)), default=None, return_dtype=pl.String))
-            .when(pl.col("device").is_null())
-            .then(pl.lit("unknown"))
-            .otherwise(pl.concat_str(pl.lit("unknown"), pl.col("device").cast(pl.String))),
-            device_index=pl.when(pl.col("device") == 0).then(-1).otherwise(pl.col("device_index").fill_null(0)),
-        )
-
     def _count(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Keep the events of the device that is asked for, and count what there is."""
         wanted = self.notes.filters.device
         if wanted is not None:
             keep = (pl.col("device_type") == wanted) | (device_label() == wanted)
@@ -234,9 +149,127 @@ class TraceColumns:
             frame = frame.filter(keep)
         for kind, index in frame.select("device_type", "device_index").unique(maintain_order=True).iter_rows():
             self._devices[kind, index] = None
-        self.memory_rows += frame.filter(pl.col("action") != "oom").height
         self.oom_rows += frame.filter(pl.col("action") == "oom").height
+        self.memory_rows += frame.filter(pl.col("action") != "oom").height
         return frame
+
+
+class _Frames:
+    """Columns of chunk after chunk. Each is made at once: values that live on would scatter those of the next."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._frames: list[pl.DataFrame] = []
+
+    def add(self, frame: pl.DataFrame) -> None:
+        """Keep the columns of one chunk."""
+        self.rows += frame.height
+        self._frames.append(frame)
+
+    def empty(self) -> pl.DataFrame:
+        """Hand over what was collected and begin anew; a column that a chunk lacks is null in it."""
+        frames, self._frames, self.rows = self._frames, [], 0
+        same = all(frame.width == frames[0].width for frame in frames)
+        return pl.concat(frames, how="vertical" if same else "diagonal")
+
+
+def _is_whole(record: Any) -> bool:
+    args = record.args
+    return record.ts is not None and args is not None and (args.size is not None or record.name == OUT_OF_MEMORY)
+
+
+def _span_frame(spans: list[Any], starts: Times, durations: Times) -> pl.DataFrame:
+    args = [span.args or NO_ARGS for span in spans]
+    columns = {
+        "kind": pl.Series([span.cat for span in spans], dtype=pl.String),
+        "name": pl.Series([span.name for span in spans], dtype=pl.String),
+        "process_id": _identifiers([span.pid for span in spans]),
+        "thread_id": _identifiers([span.tid for span in spans]),
+        "device_index": _integers([arg.device for arg in args]),
+        "stream": _integers([arg.stream for arg in args]),
+        "correlation_id": _integers([arg.correlation for arg in args]),
+        "external_id": _integers([arg.external_id for arg in args]),
+        "sequence_number": _integers([arg.sequence_number for arg in args]),
+        "fwd_thread_id": _integers([arg.fwd_thread_id for arg in args]),
+        "ts_ns": pl.Series(starts),
+        "dur_ns": pl.Series(durations),
+    }
+    for field, (column, absent) in RARE_ARGS.items():
+        values = [getattr(arg, field) for arg in args]
+        if values.count(absent) < len(values):
+            columns[column] = _integers(values) if absent is None else _texts(values)
+    return pl.DataFrame(columns)
+
+
+def _event_frame(records: list[Any], times: Times) -> pl.DataFrame:
+    args = [record.args for record in records]
+    columns = {
+        "ts_ns": pl.Series(times),
+        "order_key": _integers([arg.ev_idx for arg in args]),
+        "device": _integers([arg.device_type for arg in args]),
+        "device_index": _integers([arg.device_id for arg in args]),
+        "oom": pl.Series([record.name == OUT_OF_MEMORY for record in records], dtype=pl.Boolean),
+        "bytes": _integers([arg.size for arg in args]),
+        "address": pl.Series([_unsigned(arg.address) for arg in args], dtype=pl.UInt64),
+        "thread_id": _identifiers([record.tid for record in records]),
+        "process_id": _identifiers([record.pid for record in records]),
+        "total_allocated": _integers([arg.total_allocated for arg in args]),
+        "total_reserved": _integers([arg.total_reserved for arg in args]),
+    }
+    return pl.DataFrame(columns)
+
+
+def finish_events(frame: pl.DataFrame, notes: Notes) -> pl.DataFrame:
+    """Name devices and actions; note what is missing or unknown.
+
+    CPU events hold the bytes asked for, all others the bytes of the allocator's block.
+    """
+    known = pl.col("device").is_between(0, len(DEVICE_TYPES) - 1)
+    unknown = frame.select((~known).fill_null(False).sum()).item()
+    notes.add("unknown_device_type", count=unknown)
+    missing = frame.select(pl.any_horizontal(pl.col("device", "device_index").is_null()).sum()).item()
+    notes.add("missing_field", count=missing, detail="[memory] without Device Type or Device Id")
+    oom, cpu, size = pl.col("oom"), (pl.col("device") == 0).fill_null(False), pl.col("bytes").abs()
+    free = pl.when(pl.col("bytes") < 0).then(pl.lit("free_requested")).otherwise(pl.lit("alloc"))
+    return frame.with_columns(
+        device_type=pl.when(known)
+        .then(pl.col("device").replace_strict(dict(enumerate(DEVICE_TYPES)), default=None, return_dtype=pl.String))
+        .when(pl.col("device").is_null())
+        .then(pl.lit("unknown"))
+        .otherwise(pl.concat_str(pl.lit("unknown"), pl.col("device").cast(pl.String))),
+        device_index=pl.when(cpu).then(-1).otherwise(pl.col("device_index").fill_null(0)),
+        action=pl.when(oom).then(pl.lit("oom")).otherwise(free),
+        requested_bytes=pl.when(oom | cpu).then(size),
+        block_bytes=pl.when(~oom & ~cpu).then(size),
+        total_reserved=pl.when(~oom).then(pl.col("total_reserved")),
+        address=pl.when(~oom).then(pl.col("address")),
+    ).drop("oom", "bytes", "device")
+
+
+def finish_spans(frame: pl.DataFrame) -> pl.DataFrame:
+    """Tell kinds from Kineto's categories and names, and give device activity its device and stream."""
+    category, label = pl.col("kind"), pl.col("name")
+    kind = (
+        pl.when(category.is_in(_HOST) & label.str.starts_with("ProfilerStep#"))
+        .then(pl.lit("step"))
+        .when((category == "python_function") & label.str.starts_with("nn.Module: "))
+        .then(pl.lit("module"))
+        .when(category.str.ends_with("_runtime") | category.str.ends_with("_driver"))
+        .then(pl.lit("runtime"))
+        .otherwise(category.replace_strict(KINDS, default="other", return_dtype=pl.String))
+        .fill_null("other")
+    )
+    on_device = pl.col("kind").is_in(DEVICE_KINDS)
+    frame = frame.with_columns(pl.col("name").fill_null(""))
+    frame = frame.with_columns(
+        pl.coalesce(new, old).alias(new) for new, old in _SPELLINGS_2021.items() if old in frame.columns
+    ).drop(_SPELLINGS_2021.values(), strict=False)
+    return frame.with_columns(kind=kind).with_columns(
+        pl.when(~on_device).then(pl.col("process_id")).alias("process_id"),
+        pl.when(~on_device).then(pl.col("thread_id")).alias("thread_id"),
+        pl.when(on_device).then(pl.coalesce("device_index", "process_id")).alias("device_index"),
+        pl.when(on_device).then(pl.coalesce("stream", "thread_id")).alias("stream"),
+    )
 
 
 def device_label() -> pl.Expr:
@@ -245,7 +278,7 @@ def device_label() -> pl.Expr:
     return pl.when(kind == "cpu").then(kind).otherwise(pl.format("{}:{}", kind, pl.col("device_index")))
 
 
-def to_ns(micros: list[Any]) -> NDArray[np.int64]:
+def to_ns(micros: list[Any]) -> Times:
     """Turn microseconds into nanoseconds without an error; raises InexactTimesError where floats cannot."""
     times = np.array(micros) if micros else np.zeros(0, np.int64)
     if times.dtype.kind == "i" and np.all(np.abs(times) < _LARGEST_MICROS):
@@ -296,42 +329,3 @@ def _identifier(value: object) -> int | None:
 def _texts(values: list[msgspec.Raw]) -> pl.Series:
     texts = pl.Series([None if value is NO_RAW else bytes(value) for value in values], dtype=pl.Binary)
     return texts.cast(pl.String, strict=False)
-
-
-def _name_kinds(frame: pl.DataFrame) -> pl.DataFrame:
-    """Tell kinds from Kineto's categories and names, and give device activity its device and stream."""
-    category, label = pl.col("kind"), pl.col("name")
-    kind = (
-        pl.when(category.is_in(_HOST) & label.str.starts_with("ProfilerStep#"))
-        .then(pl.lit("step"))
-        .when((category == "python_function") & label.str.starts_with("nn.Module: "))
-        .then(pl.lit("module"))
-        .when(category.str.ends_with("_runtime") | category.str.ends_with("_driver"))
-        .then(pl.lit("runtime"))
-        .otherwise(category.replace_strict(KINDS, default="other", return_dtype=pl.String))
-        .fill_null("other")
-    )
-    on_device = pl.col("kind").is_in(DEVICE_KINDS)
-    return frame.with_columns(kind=kind).with_columns(
-        pl.when(~on_device).then(pl.col("process_id")).alias("process_id"),
-        pl.when(~on_device).then(pl.col("thread_id")).alias("thread_id"),
-        pl.when(on_device).then(pl.coalesce("device_index", "process_id")).alias("device_index"),
-        pl.when(on_device).then(pl.coalesce("stream", "thread_id")).alias("stream"),
-    )
-
-
-def _name_events(frame: pl.DataFrame) -> pl.DataFrame:
-    """Name actions; CPU events hold the bytes asked for, others the bytes of the allocator's block."""
-    oom, cpu = pl.col("oom"), pl.col("device") == 0
-    size = pl.col("bytes").abs()
-    return frame.with_columns(
-        action=pl.when(oom)
-        .then(pl.lit("oom"))
-        .when(pl.col("bytes") < 0)
-        .then(pl.lit("free_requested"))
-        .otherwise(pl.lit("alloc")),
-        requested_bytes=pl.when(oom | cpu).then(size),
-        block_bytes=pl.when(~(oom | cpu.fill_null(False))).then(size),
-        total_reserved=pl.when(~oom).then(pl.col("total_reserved")),
-        address=pl.when(~oom).then(pl.col("address")),
-    ).drop("oom", "bytes", "device")

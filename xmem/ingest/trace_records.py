@@ -26,6 +26,9 @@ class SpanArgs(msgspec.Struct, gc=False):
     device: int | None = None
     stream: int | None = None
     input_dims: msgspec.Raw = msgspec.field(name="Input Dims", default=NO_RAW)
+    input_strides: msgspec.Raw = msgspec.field(name="Input Strides", default=NO_RAW)
+    input_types: msgspec.Raw = msgspec.field(name="Input type", default=NO_RAW)
+    concrete_inputs: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=NO_RAW)
     input_dims_2021: msgspec.Raw = msgspec.field(name="Input dims", default=NO_RAW)
 
 
@@ -128,6 +131,15 @@ def decode_exact(text: bytes) -> list[Record]:
     return list(records)
 
 
+def decode_again(text: bytes, notes: Notes) -> list[Record]:
+    """Decode once more what `decode_fast` decoded, with every digit of the times."""
+    try:
+        return decode_exact(text)
+    except (msgspec.ValidationError, ValueError):
+        values = msgspec.json.Decoder(list[Any], float_hook=Decimal).decode(text)
+        return [record for value in values if (record := rescue_event(value, 0, notes)) is not None]
+
+
 def rescue_event(value: object, at: int, notes: Notes) -> Record | None:
     """Make a record of plain JSON whose fields have unusual types; None where it is no object."""
     if not isinstance(value, dict):
@@ -176,17 +188,18 @@ def _odd_integer(value: object) -> int | None:
 
 
 _INTEGERS = tuple(
-    (field.name, field.encode_name) for field in msgspec.structs.fields(Args) if not field.name.startswith("input_dims")
+    (field.name, field.encode_name) for field in msgspec.structs.fields(Args) if field.type is not msgspec.Raw
 )
+
+
+_RAW = tuple((field.name, field.encode_name) for field in msgspec.structs.fields(Args) if field.type is msgspec.Raw)
 
 
 def _args(args: dict[Any, Any], at: int, notes: Notes) -> Args:
     values: dict[str, Any] = {
         name: read_integer(args.get(key), at, notes, what=key) for name, key in _INTEGERS if key in args
     }
-    dims = args.get("Input Dims", args.get("Input dims"))
-    if dims is not None:
-        values["input_dims"] = msgspec.Raw(msgspec.json.encode(dims))
+    values |= {name: msgspec.Raw(msgspec.json.encode(args[key], enc_hook=str)) for name, key in _RAW if key in args}
     return Args(**values)
 
 
