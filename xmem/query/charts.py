@@ -237,25 +237,22 @@ def _memory(picture: Picture, axis: str) -> alt.LayerChart:
 
 
 def _marks(picture: Picture, axis: str) -> list[alt.Chart]:
-    """Steps as rules with numbers, phases as a strip along the top."""
+    """Steps as rules with numbers, phases as a strip along the top; nothing for what the source does not say."""
     import altair as alt
 
-    marks, phases = alt.Chart(alt.NamedData("marks")), alt.Chart(alt.NamedData("phases"))
-    colours = alt.Scale(domain=list(PHASES), range=list(PHASES.values()))
-    legend = alt.Legend(orient="bottom", title="strip along the top", titleOrient="left", direction="horizontal")
-    return [
-        phases.mark_rect().encode(
-            x=_x(picture, axis),
-            x2=f"{axis}2:Q",
-            y=alt.value(0),
-            y2=alt.value(7),
-            color=alt.Color("phase:N", scale=colours, legend=legend),
-        ),
-        marks.mark_rule(strokeDash=[3, 3], opacity=0.6).encode(x=_x(picture, axis)),
-        marks.mark_text(align="left", dx=4, dy=18, fontSize=11).encode(
-            x=_x(picture, axis), y=alt.value(0), text="label:N"
-        ),
-    ]
+    layers = []
+    if phase_rows(picture, curve_rows(picture)):
+        colours = alt.Scale(domain=list(PHASES), range=list(PHASES.values()))
+        legend = alt.Legend(orient="bottom", title="strip along the top", titleOrient="left", direction="horizontal")
+        strip = alt.Chart(alt.NamedData("phases")).mark_rect()
+        color = alt.Color("phase:N", scale=colours, legend=legend)
+        layers.append(strip.encode(x=_x(picture, axis), x2=f"{axis}2:Q", y=alt.value(0), y2=alt.value(7), color=color))
+    if picture.steps:
+        marks = alt.Chart(alt.NamedData("marks"))
+        layers.append(marks.mark_rule(strokeDash=[3, 3], opacity=0.6).encode(x=_x(picture, axis)))
+        text = marks.mark_text(align="left", dx=4, dy=18, fontSize=11)
+        layers.append(text.encode(x=_x(picture, axis), y=alt.value(0), text="label:N"))
+    return layers
 
 
 def _cursor(picture: Picture, axis: str) -> alt.Chart:

@@ -45,8 +45,8 @@ bounds AS (
   SELECT min(ts_ns) AS t, max(ts_ns) - min(ts_ns) + 1 AS dt, min(seq) AS s, max(seq) - min(seq) + 1 AS ds FROM chosen
 )
 SELECT
-  arg_max(seq, allocated_bytes) AS highest, arg_min(seq, allocated_bytes) AS lowest, min(seq) AS first, max(seq) AS last,
-  arg_max(seq, reserved_bytes) AS reserved
+  arg_max(seq, allocated_bytes) AS highest, arg_min(seq, allocated_bytes) AS lowest,
+  arg_max(seq, reserved_bytes) AS reserved, min(seq) AS first, max(seq) AS last
 FROM chosen CROSS JOIN bounds
 GROUP BY CAST($cells * ((ts_ns - t) / dt) AS BIGINT), CAST($cells * ((seq - s) / ds) AS BIGINT)
 """
