@@ -41,10 +41,9 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Attribution:
-    """The forest of spans that hold others, what lies in it, and the training that the spans show.
+    """The forest of spans that hold others, and the training that the spans show.
 
-    `parent`, `operator` and `module` are positions in the forest (-1: none), one for each span of the source;
-    `ids` and `flags` belong to positions, `outermost_operator` too.
+    `ids`, `flags` and `outermost_operator` belong to positions in the forest.
     """
 
     forest: Forest
@@ -52,48 +51,57 @@ class Attribution:
     flags: npt.NDArray[np.uint8]
     outermost_operator: npt.NDArray[np.int32]
     thread_keys: Ints
-    span_id: npt.NDArray[Any]
-    parent: npt.NDArray[np.int32]
-    operator: npt.NDArray[np.int32]
-    module: npt.NDArray[np.int32]
     marks: Marks
     steps: Steps
     steps_are_named: bool
     timeline: Timeline | None
     stack_codes: pl.DataFrame
 
-    def write_spans(
-        self, spool: Spool, offset_ns: int, filters: Filters, write: Callable[[str, pl.DataFrame], None]
-    ) -> int:
-        """Write the spans in source order, with their numbers and parents; return how many were wanted."""
-        import polars as pl
 
-        first = written = 0
-        since, until = span_window(filters, self.steps)
-        for frame in spool.frames("spans") if filters.spans else ():
-            part = slice(first, first + frame.height)
-            first += frame.height
-            places = {"parent_id": self.parent, "op_id": self.operator, "module_id": self.module}
-            filled = {name: _nullable(self.ids_at(place[part])) for name, place in places.items()}
-            numbered = frame.with_columns(
-                pl.col("ts_ns") + offset_ns,
-                span_id=pl.Series(self.span_id[part], dtype=pl.Int64),
-                **{name: pl.coalesce(name, new) if name in frame.columns else new for name, new in filled.items()},
-            )
-            if since is not None:
-                numbered = numbered.filter(pl.col("ts_ns") + pl.col("dur_ns") >= since)
-            if until is not None:
-                numbered = numbered.filter(pl.col("ts_ns") <= until)
-            written += numbered.height
-            write("spans", numbered)
-        return written
+@dataclass(frozen=True)
+class SpanPlaces:
+    """One entry for each span of the source: its id, and its parent, operator and module as positions (-1: none)."""
 
-    def ids_at(self, places: npt.NDArray[np.int32]) -> Ints:
-        """Turn positions in the forest into span ids, -1 stays."""
-        return np.append(self.ids, -1)[places].astype(np.int64)
+    span_id: npt.NDArray[Any]
+    parent: npt.NDArray[np.int32]
+    operator: npt.NDArray[np.int32]
+    module: npt.NDArray[np.int32]
 
 
-def attribute_spans(spool: Spool, notes: Notes, offset_ns: int) -> Attribution:
+def write_spans(
+    attribution: Attribution,
+    places: SpanPlaces,
+    spool: Spool,
+    offset_ns: int,
+    filters: Filters,
+    write: Callable[[str, pl.DataFrame], None],
+) -> int:
+    """Write the spans in source order, with their numbers and parents; return how many were wanted."""
+    import polars as pl
+
+    first = written = 0
+    since, until = span_window(filters, attribution.steps)
+    ids = np.append(attribution.ids, -1).astype(np.int64)
+    for frame in spool.frames("spans") if filters.spans else ():
+        part = slice(first, first + frame.height)
+        first += frame.height
+        names = {"parent_id": places.parent, "op_id": places.operator, "module_id": places.module}
+        filled = {name: _nullable(ids[place[part]]) for name, place in names.items()}
+        numbered = frame.with_columns(
+            pl.col("ts_ns") + offset_ns,
+            span_id=pl.Series(places.span_id[part], dtype=pl.Int64),
+            **{name: pl.coalesce(name, new) if name in frame.columns else new for name, new in filled.items()},
+        )
+        if since is not None:
+            numbered = numbered.filter(pl.col("ts_ns") + pl.col("dur_ns") >= since)
+        if until is not None:
+            numbered = numbered.filter(pl.col("ts_ns") <= until)
+        written += numbered.height
+        write("spans", numbered)
+    return written
+
+
+def attribute_spans(spool: Spool, notes: Notes, offset_ns: int) -> tuple[Attribution, SpanPlaces]:
     """Find parents, operators and modules of all spans, and steps and phases of the whole source."""
     columns = read_span_columns(spool, offset_ns)
     count, kind, thread = len(columns.kind), columns.kind, columns.thread
@@ -113,22 +121,19 @@ def attribute_spans(spool: Spool, notes: Notes, offset_ns: int) -> Attribution:
     named = len(columns.steps.number) > 0
     if count == 0 and spool.rows("events") and not notes.facts.get("ordered") and notes.filters.spans:
         notes.add("no_spans")
-    return Attribution(
+    attribution = Attribution(
         forest=forest,
         ids=columns.span_id[forest.row],
         flags=flags,
         outermost_operator=operators,
         thread_keys=columns.thread_keys,
-        span_id=columns.span_id,
-        parent=parent,
-        operator=_pick(operators, own),
-        module=_pick(modules, own),
         marks=marks,
         steps=steps,
         steps_are_named=named,
         timeline=build_timeline(marks, steps, named=named),
         stack_codes=_stack_codes(spool),
     )
+    return attribution, SpanPlaces(columns.span_id, parent, _pick(operators, own), _pick(modules, own))
 
 
 def attribute_events(events: pl.DataFrame, attribution: Attribution, notes: Notes) -> pl.DataFrame:
@@ -143,7 +148,7 @@ def attribute_events(events: pl.DataFrame, attribution: Attribution, notes: Note
         number[number == len(attribution.thread_keys)] = 0
         known = (attribution.thread_keys[number] == key) & ~events["inferred"].to_numpy()
         place = innermost_at(attribution.forest, np.where(known, number, -1).astype(np.int32), time)
-    span = attribution.ids_at(place)
+    span = np.append(attribution.ids, -1).astype(np.int64)[place]
     if not notes.filters.spans:
         span[:] = -1
     stack = codes_of_events(events, attribution.stack_codes)

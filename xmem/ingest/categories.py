@@ -12,6 +12,7 @@ from xmem.ingest import traits
 from xmem.ingest.levels import row_bytes
 from xmem.ingest.nesting import Forest, innermost
 from xmem.ingest.phases import BACKWARD, FORWARD, OPTIMIZER, OTHER
+from xmem.ingest.words import code_words
 
 if TYPE_CHECKING:
     import polars as pl
@@ -64,8 +65,8 @@ def categorise(events: pl.DataFrame, scene: Scene) -> pl.DataFrame:
     import polars as pl
 
     group = events["group"].to_numpy()
-    action = events["action"]
-    first = np.flatnonzero((action == "alloc").to_numpy() & (group >= 0))
+    action = code_words(events["action"], {"alloc": 0, "free_requested": 1, "free_completed": 1}, 2)
+    first = np.flatnonzero((action == 0) & (group >= 0))
     if len(first) == 0:
         return events
     lives = _lives(events, first, scene)
@@ -74,9 +75,8 @@ def categorise(events: pl.DataFrame, scene: Scene) -> pl.DataFrame:
     given = events["category"]
     if given.null_count() < len(given):
         given = _of_alloc_row(given, group, first)
-    frees = action.cast(pl.String).is_in(["alloc", "free_requested", "free_completed"]).to_numpy()
     words = pl.Series([*WORDS, None], dtype=pl.String).cast(pl.Categorical)
-    worked_out = words.gather(pl.Series(np.where(frees, code[group], len(WORDS)).astype(np.uint32)))
+    worked_out = words.gather(pl.Series(np.where(action < 2, code[group], len(WORDS)).astype(np.uint32)))
     return events.with_columns(category=pl.select(pl.coalesce(given, worked_out)).to_series())
 
 

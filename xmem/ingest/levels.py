@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from xmem.ingest.matching import Bools, Ints
+from xmem.ingest.words import Codes, code_words
 from xmem.units import format_bytes
 
 if TYPE_CHECKING:
@@ -15,7 +16,16 @@ if TYPE_CHECKING:
 
     from xmem.ingest.adapter import Notes
 
-_SEGMENT_SIGNS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+_ALLOC, _REQUESTED, _COMPLETED, _GROWS, _SHRINKS = range(1, 6)
+_CODES = {
+    "alloc": _ALLOC,
+    "free_requested": _REQUESTED,
+    "free_completed": _COMPLETED,
+    "segment_alloc": _GROWS,
+    "segment_map": _GROWS,
+    "segment_free": _SHRINKS,
+    "segment_unmap": _SHRINKS,
+}
 #: A fresh device reserves at most this much for its first small and large request.
 _SMALL, _SMALL_SEGMENT, _LARGE_SEGMENT, _GRAIN = 1 << 20, 2 << 20, 20 << 20, 2 << 20
 
@@ -43,11 +53,9 @@ def fill_levels(rows: pl.DataFrame, pending: Bools) -> Levels:
     """Add the three levels; `pending` marks allocations that stay active after free_requested."""
     import polars as pl
 
-    action = rows["action"].cast(pl.String)
+    action = code_words(rows["action"], _CODES, 0)
     size, group = row_bytes(rows), rows["group"].to_numpy()
-    alloc, requested, completed = (
-        (action == word).to_numpy() for word in ("alloc", "free_requested", "free_completed")
-    )
+    alloc, requested, completed = (action == code for code in (_ALLOC, _REQUESTED, _COMPLETED))
     allocated = _level(size, alloc, requested | (completed & ~_has(group, requested)))
     stays = np.append(pending, False)[group] | bool(completed.any())
     active = _level(size, alloc, completed | (requested & ~_has(group, completed) & ~stays))
@@ -55,7 +63,7 @@ def fill_levels(rows: pl.DataFrame, pending: Bools) -> Levels:
     inferred = rows["inferred"].to_numpy()
     start = int(np.argmin(inferred)) if not inferred.all() else len(inferred)
     first_reserved = None if reserved is None or len(reserved) == 0 else int(reserved[max(start - 1, 0)])
-    has_segments = action.is_in(list(_SEGMENT_SIGNS)).any()
+    has_segments = bool(((action == _GROWS) | (action == _SHRINKS)).any())
     if has_segments and start == 0:
         first_reserved = 0
     return Levels(
@@ -67,7 +75,7 @@ def fill_levels(rows: pl.DataFrame, pending: Bools) -> Levels:
         baseline_bytes=int(allocated[start - 1]) if start else 0,
         baseline_reserved_bytes=first_reserved,
         before_count=int(np.count_nonzero(alloc[:start])),
-        empty_at_start=start == 0 and (bool(has_segments) or _fits_fresh_device(rows, size, first_reserved)),
+        empty_at_start=start == 0 and (has_segments or _fits_fresh_device(rows, size, first_reserved)),
     )
 
 
@@ -86,13 +94,10 @@ def _level(size: Ints, up: Bools, down: Bools) -> Ints:
     return level
 
 
-def _reserved(rows: pl.DataFrame, action: pl.Series) -> Ints | None:
-    import polars as pl
-
-    signs = action.replace_strict(_SEGMENT_SIGNS, default=0, return_dtype=pl.Int64).to_numpy()
-    if signs.any():
-        level: Ints = np.cumsum(signs * rows["requested_bytes"].fill_null(0).to_numpy())
-        return level
+def _reserved(rows: pl.DataFrame, action: Codes) -> Ints | None:
+    grows, shrinks = action == _GROWS, action == _SHRINKS
+    if grows.any() or shrinks.any():
+        return _level(rows["requested_bytes"].fill_null(0).to_numpy(), grows, shrinks)
     recorded = rows["total_reserved"]
     if not (recorded.fill_null(0) != 0).any():
         return None
@@ -110,12 +115,9 @@ def _fits_fresh_device(rows: pl.DataFrame, size: Ints, first_reserved: int | Non
 
 def signed_bytes(events: pl.DataFrame) -> Ints:
     """What each recorded row adds to the allocated total; free_completed counts where nothing else ends a block."""
-    import polars as pl
-
-    action = events["action"].cast(pl.String)
-    free = "free_requested" if (action == "free_requested").any() else "free_completed"
-    sign = (action == "alloc").cast(pl.Int64) - (action == free).cast(pl.Int64)
-    return sign.to_numpy() * row_bytes(events)
+    action = code_words(events["action"], _CODES, 0)
+    free = _REQUESTED if (action == _REQUESTED).any() else _COMPLETED
+    return np.where(action == _ALLOC, 1, np.where(action == free, -1, 0)) * row_bytes(events)
 
 
 def baseline_of_totals(events: pl.DataFrame, device: str, notes: Notes) -> tuple[int, int]:

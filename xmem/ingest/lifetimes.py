@@ -35,6 +35,7 @@ from xmem.ingest.matching import (
 from xmem.ingest.ordering import device_name
 from xmem.ingest.segments import infer_mapped, infer_segments
 from xmem.ingest.window import DeviceStart
+from xmem.ingest.words import Codes, code_words
 
 if TYPE_CHECKING:
     import polars as pl
@@ -154,12 +155,9 @@ def _rows(source: DeviceSource) -> Rows:
     return Rows(action, key.fill_null(0).to_numpy(), has_key, row_bytes(events), category)
 
 
-def action_codes(events: pl.DataFrame) -> np.ndarray[tuple[int], np.dtype[np.int8]]:
+def action_codes(events: pl.DataFrame) -> Codes:
     """Code each row's action as ALLOC, FREE_REQUESTED, FREE_COMPLETED or OTHER."""
-    import polars as pl
-
-    codes = events["action"].cast(pl.String).replace_strict(_CODES, default=OTHER, return_dtype=pl.Int8)
-    return codes.to_numpy()
+    return code_words(events["action"], _CODES, OTHER)
 
 
 def _complete_pairs(source: DeviceSource, pairing: Pairing, additions: Additions, notes: Notes) -> bool:

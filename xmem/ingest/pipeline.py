@@ -16,7 +16,6 @@ from xmem.ingest.ranks import STDIN, Group, check_distinct, rank_from_name
 from xmem.ingest.source import Source, describe, hash_file, open_source
 from xmem.ingest.spool import Spool
 from xmem.ingest.summary import describe_stored, fail_if_strict
-from xmem.ingest.tables import build_tables
 from xmem.schema import HTA_TABLES
 from xmem.store import RunWriter, Store
 
@@ -90,7 +89,7 @@ def _find_same(store: Store, group: Group, options: IngestOptions) -> str | None
 
 def _read(file: str, options: IngestOptions, writer: RunWriter) -> Reading:
     with open_source(file) as source:
-        adapter = _adapter_of(source, file)
+        adapter = adapter_of(source, file)
         notes = Notes(filename=source.name, filters=options.filters)
         spool = Spool(writer.folder)
         for batch in adapter.read(source, notes):  # type: ignore[arg-type]
@@ -114,7 +113,8 @@ def _read(file: str, options: IngestOptions, writer: RunWriter) -> Reading:
         )
 
 
-def _adapter_of(source: Source, file: str) -> Adapter:
+def adapter_of(source: Source, file: str) -> Adapter:
+    """Return the adapter that recognises a source; raise UnreadableError where none does."""
     adapter = find_adapter(source.head(), source.name)
     if adapter is None:
         raise UnreadableError(
@@ -144,6 +144,8 @@ def _rank_of(name: str, notes: Notes, override: int | None) -> int:
 
 
 def _write(reading: Reading, name: str, options: IngestOptions, writer: RunWriter) -> None:
+    from xmem.ingest.tables import build_tables  # numpy and the like load only once the source is read
+
     facts = {
         "name": name,
         "source_file": reading.file,

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from xmem.ingest import traits
 from xmem.ingest.phases import Steps
+from xmem.ingest.words import code_words
 
 if TYPE_CHECKING:
     import polars as pl
@@ -70,7 +71,7 @@ def _of_batch(frame: pl.DataFrame, table: traits.NameTable, offset_ns: int) -> t
     import polars as pl
 
     codes = {word: code for code, word in enumerate((*HOLDERS, *LEAVES))}
-    kind = frame["kind"].cast(pl.String).replace_strict(codes, default=DEVICE, return_dtype=pl.Int8).to_numpy()
+    kind = code_words(frame["kind"], codes, DEVICE)
     start = (frame["ts_ns"] + offset_ns).to_numpy()
     nothing = pl.Series([None], dtype=pl.Int64).new_from_index(0, frame.height)
     thread = frame["thread_id"] if "thread_id" in frame.columns else nothing

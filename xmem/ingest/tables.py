@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from xmem.ingest.attribute import Attribution, attribute_events, attribute_spans
+from xmem.ingest.attribute import Attribution, attribute_events, attribute_spans, write_spans
 from xmem.ingest.lifetimes import DeviceHistory, DeviceSource, build_history
 from xmem.ingest.ordering import check_device, device_name, of_device, order_events, used_devices
 from xmem.ingest.spool import Spool, column_types, complete, in_types_of
 from xmem.ingest.window import DeviceStart, cut_to_window
+from xmem.ingest.words import code_words
 from xmem.schema import SCHEMA_VERSION, issue_codes, tables
 from xmem.version import __version__
 
@@ -26,8 +27,11 @@ if TYPE_CHECKING:
 #: Takes rows of a table on their way into the store.
 Write = Callable[[str, "pl.DataFrame"], None]
 
+_MEMORY_ACTIONS = {"alloc": 1, "free_requested": 1, "free_completed": 1}
 #: Rows that are written at a time.
 _ROWS_AT_A_TIME = 1 << 18
+#: Spans beyond which they are written before the events are worked on, not beside: it keeps memory low.
+_MANY_SPANS = 2_000_000
 
 
 @dataclass(frozen=True)
@@ -49,9 +53,13 @@ def build_tables(spool: Spool, notes: Notes, facts: dict[str, object], write: Wr
     events = order_events(recorded_events, notes, offset_ns)
     del recorded_events
     recorded = _recorded_facts(events, notes)
-    attribution = attribute_spans(spool, notes, offset_ns)
-    with ThreadPoolExecutor(1) as beside:
-        writing = beside.submit(attribution.write_spans, spool, offset_ns, notes.filters, write)
+    attribution, places = attribute_spans(spool, notes, offset_ns)
+    beside = ThreadPoolExecutor(1)
+    writing = beside.submit(write_spans, attribution, places, spool, offset_ns, notes.filters, write)
+    del places
+    if spool.rows("spans") > _MANY_SPANS:
+        writing.result()
+    with beside:
         histories = _histories(events, state, devices, notes)
         del events
         joined, alloc_of_block = _joined(histories, state, attribution, notes)
@@ -220,10 +228,8 @@ def _device_rows(starts: list[DeviceStart], devices: pl.DataFrame, notes: Notes)
 
 def _recorded_facts(events: pl.DataFrame, notes: Notes) -> dict[str, object]:
     """Count what the source held, where the adapter did not."""
-    import polars as pl
 
-    action = events["action"].cast(pl.String)
-    memory = int(action.is_in(["alloc", "free_requested", "free_completed"]).sum())
+    memory = int((code_words(events["action"], _MEMORY_ACTIONS, 0) > 0).sum())
     return {
         "first_ts_ns": events["ts_ns"].min(),
         "last_ts_ns": events["ts_ns"].max(),
