@@ -153,8 +153,8 @@ def test_browser_runs_nothing_that_a_name_says(tmp_path: Path) -> None:
     store = tiny.write(tmp_path / "s", events, name=NASTY, stacks=stacks).path
     write_page(tmp_path / "page.html", store=store)
     dom, console = open_in_browser(tmp_path / "page.html", tmp_path)
-    assert console == [] and "<img" not in dom
-    assert [tag for tag, _ in Elements(dom).found].count("script") == 3
+    tags = [tag for tag, _ in Elements(dom).found]
+    assert console == [] and tags.count("img") == 0 and tags.count("script") == 3
 
 
 @pytest.mark.parametrize("name", CHARTS)
