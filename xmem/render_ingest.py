@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
+import datetime
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from xmem.render import bytes_text, fact_lines, make_inert
-from xmem.units import format_bytes
+from xmem.render import fact_lines, make_inert
+from xmem.units import format_bytes, format_ns
 
 if TYPE_CHECKING:
     from xmem.ingest import DeviceFacts, Ingested, IssueFacts
@@ -93,23 +93,47 @@ def _place(issue: IssueFacts) -> str:
 
 def inspection_text(inspection: Inspection) -> str:
     """Say what a file is: one fact a line, then what could be recorded better."""
-    facts = {field.name: getattr(inspection, field.name) for field in dataclasses.fields(inspection)}
-    advice = facts.pop("advice", ())
-    shown = [
-        (name.replace("_", " "), _fact_text(name, value))
-        for name, value in facts.items()
-        if value not in (None, (), {})
+    about = "about " if inspection.estimated else ""
+    per_entry = f", {format_bytes(inspection.bytes_per_entry)} each" if inspection.bytes_per_entry else ""
+    packed = ", gzip" if inspection.compressed else ""
+    facts = [
+        ("kind", make_inert(inspection.kind)),
+        ("size", f"{format_bytes(inspection.source_bytes)}{packed}"),
+        ("torch", make_inert(inspection.torch_version or "not stated")),
+        ("rank", "not stated" if inspection.rank is None else str(inspection.rank)),
+        ("devices", make_inert(", ".join(inspection.devices)) or "none seen"),
+        ("entries", f"{about}{inspection.entries:,}{per_entry}"),
+        ("spans", f"{about}{inspection.spans:,}"),
+        ("stacks", f"{about}{inspection.stacks:,}"),
+        ("time", _time_fact(inspection)),
+        ("history", _history_fact(inspection)),
     ]
-    return "\n".join([*fact_lines(shown), *(f"advice: {make_inert(text)}" for text in advice)])
+    if inspection.switches:
+        facts.append(
+            ("switches", ", ".join(f"{name} {'on' if on else 'OFF'}" for name, on in inspection.switches.items()))
+        )
+    if inspection.issues:
+        facts.append(("issues", ", ".join(f"{code} {count:,}" for code, count in inspection.issues.items())))
+    head = make_inert(inspection.file) + (
+        ": the beginning was read, counts are estimates" if inspection.estimated else ""
+    )
+    return "\n".join([head, *fact_lines(facts), *(f"advice: {make_inert(text)}" for text in inspection.advice)])
 
 
-def _fact_text(name: str, value: object) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{make_inert(str(key))} {_fact_text('', item)}" for key, item in value.items())
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return bytes_text(value) if name.endswith("bytes") else f"{value:,}"
-    if isinstance(value, list | tuple):
-        return ", ".join(_fact_text("", item) for item in value)
-    return make_inert(str(value))
+def _time_fact(inspection: Inspection) -> str:
+    first, last = inspection.first_ts_ns, inspection.last_ts_ns
+    if first is None or last is None:
+        return "unknown"
+    if inspection.time_base == "index":
+        return "not recorded: the order of entries stands in"
+    span = f"{format_ns(last - first)}{' so far' if inspection.estimated else ''}"
+    if inspection.time_base != "unix":
+        return span
+    begin = datetime.datetime.fromtimestamp(first // 10**9, tz=datetime.UTC)
+    return f"{span} from {begin:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _history_fact(inspection: Inspection) -> str:
+    parts = ["a ring buffer that lost its oldest entries"] if inspection.ring_buffer else []
+    parts += ["the end of the file is missing"] if inspection.truncated else []
+    return ", ".join(parts) or "no ring buffer, whole"

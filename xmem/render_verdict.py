@@ -22,6 +22,8 @@ def verdict_text(verdict: Verdict, *, width: int | None = None, explain: bool = 
         blocks.append(_failure_text(verdict.oom, width=width, explain=explain))
     if verdict.oom is None or explain:
         blocks.append(_holders_text("memory at the peak", verdict.at_peak, width=width))
+    if explain:
+        blocks.append(_rules_text(verdict, width))
     blocks.append("\n".join(_notes(verdict)))
     return "\n\n".join(block for block in blocks if block)
 
@@ -74,6 +76,10 @@ def _facts(verdict: Verdict) -> list[tuple[str, str]]:
         ("later steps", _step_fact(verdict.steady_peak_bytes)),
         ("allocator", _allocator_fact(verdict)),
     ]
+    if verdict.rules:
+        touched = sum(effect.allocations for effect in verdict.rules)
+        rules = f"{len(verdict.rules)} rule{'s' if len(verdict.rules) > 1 else ''} on {touched:,} allocations"
+        facts.append(("CPU to GPU", f"{rules} (--explain lists them, --raw-cpu leaves them out)"))
     if verdict.num_alloc_retries:
         facts.append(("retries", f"{verdict.num_alloc_retries:,}  allocations that first emptied the cache"))
     return facts
@@ -180,6 +186,18 @@ def _pins_text(oom: Oom, width: int | None) -> str:
     columns = ("segment", "free in it", "block", "category", "operator", "since step")
     title = "blocks that keep half-empty segments from being given back"
     return f"{title}\n" + _indent(table_text(columns, rows, width=width and width - 2))
+
+
+def _rules_text(verdict: Verdict, width: int | None) -> str:
+    rows = [
+        (effect.rule, effect.change, effect.allocations, format_bytes(effect.bytes), effect.description)
+        for effect in verdict.rules
+    ]
+    if not rows:
+        return ""
+    columns = ("rule", "change", "allocations", "size", "why")
+    table = table_text(columns, rows, width=width and width - 2, wrap=True)
+    return "rules that turned the CPU recording into a GPU's requests\n" + _indent(table)
 
 
 def _indent(text: str) -> str:

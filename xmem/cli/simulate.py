@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 @click.option(
     "--requests", "requests_sql", metavar="SQL", help="Replay what this SELECT over `requests` gives: a what-if."
 )
+@click.option("--raw-cpu", is_flag=True, help="Replay a CPU recording as it is, not turned into a GPU's requests.")
 @click.option("--ops", metavar="FILE", help="Replay a file of operations instead of a run.")
 @click.option("--sweep", is_flag=True, help="Try many allocator settings and list them, best first.")
 @click.option("--recommend", is_flag=True, help="Name the allocator setting to use and what it saves.")
@@ -76,7 +77,7 @@ def _simulate_options(options: dict[str, Any]) -> SimulateOptions:
     from xmem.simulate import SimulateOptions
 
     names = ("non_torch", "headroom", "allocator", "alloc_conf", "torch_version", "device", "rank", "requests_sql")
-    return SimulateOptions(**{name: options[name] for name in names})
+    return SimulateOptions(cpu_to_gpu=not options["raw_cpu"], **{name: options[name] for name in names})
 
 
 def _target(options: dict[str, Any]) -> dict[str, Any]:
