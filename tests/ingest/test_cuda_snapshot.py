@@ -341,8 +341,13 @@ def test_an_overwritten_history_is_a_ring_buffer() -> None:
     late["segments"][0]["blocks"][1]["frames"] = []  # there before the recording began: no stack
     assert read(late)[1].facts["ring_buffer"] is False
     between = with_trace(entry("free_completed", 1, 1, 1), entry("alloc", 1, 1, 2), entry("free_requested", 1, 1, 3))
-    _, notes = read(between | {"segments": basic()["segments"]} | {"segments": [late["segments"][0]]})
+    _, notes = read(between | {"segments": late["segments"]})
     assert notes.issues["ring_buffer"].detail == "it begins in a free"
+    for count, ring in ((999, False), (1000, True), (2000, True)):
+        late["device_traces"] = [[entry("free_requested", number, 1, number) for number in range(count)]]
+        _, notes = read(late)
+        assert notes.facts["ring_buffer"] is ring
+    assert notes.issues["ring_buffer"].detail == "it has exactly 2,000 entries"
 
 
 def test_hostile_names_stay_data() -> None:

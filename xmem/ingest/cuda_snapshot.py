@@ -207,28 +207,15 @@ class _Reading:
             self._notes.add("no_stacks", count=self._entries)
 
     def _look_for_ring(self, segments: pl.DataFrame, blocks: pl.DataFrame) -> None:
-        """Say so where history was recorded and is gone.
-
-        A block from before the recording has no stack; one with a stack whose allocation is not in the trace, or a
-        trace that begins between a free's two halves, was in the buffer once and was overwritten.
-        """
+        """Say so where history was recorded and is gone."""
         import polars as pl
 
         if not self._traced:
             return
         traced = pl.concat(self._traced)
-        allocs = traced.filter(pl.col("action") == "alloc")
-        live = blocks.filter((pl.col("state") != "inactive") & pl.col("stack_id").is_not_null())
+        live = blocks.filter(pl.col("state") != "inactive")
         live = live.join(segments.select("segment_id", "device_index"), on="segment_id")
-        live = live.join(traced.select("device_index").unique(), on="device_index", how="semi")
-        lost = live.join(allocs, on=["device_index", "address"], how="anti").height
-        starts = traced.group_by("device_index").agg(
-            split=pl.col("action").first() == "free_completed", halves=(pl.col("action") == "free_requested").any()
-        )
-        split = starts.filter(pl.col("split") & pl.col("halves")).height
-        if lost or split:
+        detail = tables.find_overwritten(traced, live)
+        if detail:
             self._notes.facts["ring_buffer"] = True
-            detail = (
-                f"{lost} live blocks were recorded, but their allocations are gone" if lost else "it begins in a free"
-            )
             self._notes.add("ring_buffer", detail=detail)

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 #: Actions whose entries mean nothing without a size.
 _SIZED = ("alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap")
 _STATES = {"active_awaiting_free": "active_pending_free"}
+#: Limits of the history (max_entries) that people choose are multiples of it.
+_ROUND = 1000
 #: A time in microseconds beyond this does not fit into nanoseconds.
 _TIME_MOST = (1 << 63) // 1000
 _NS_PER_US = 1000
@@ -160,6 +162,31 @@ _SEGMENT_COLUMNS = (
     "requested_bytes", "stream", "segment_type", "pool_id", "is_expandable", "stack_id",
 )  # fmt: skip
 _BLOCK_COLUMNS = ("segment_id", "address", "block_bytes", "requested_bytes", "state", "stack_id")
+
+
+def find_overwritten(traced: pl.DataFrame, live: pl.DataFrame) -> str:
+    """Say what shows that entries were overwritten by newer ones; empty where nothing does.
+
+    A block from before the recording has no stack, so one with a stack whose allocation is not in the trace was in the
+    buffer once. So was the first half of a free whose second half begins the trace. And a trace of exactly 1,000 times
+    N entries, with live blocks that it does not know, has reached its max_entries.
+    """
+    import polars as pl
+
+    device = traced.group_by("device_index").agg(
+        entries=pl.len(),
+        split=pl.col("action").first() == "free_completed",
+        halves=(pl.col("action") == "free_requested").any(),
+    )
+    allocs = traced.filter(pl.col("action") == "alloc")
+    lost = live.join(device, on="device_index").join(allocs, on=["device_index", "address"], how="anti")
+    recorded = lost.filter(pl.col("stack_id").is_not_null()).height
+    if recorded:
+        return f"{recorded} live blocks were recorded, but their allocations are gone"
+    if device.filter(pl.col("split") & pl.col("halves")).height:
+        return "it begins in a free"
+    full = lost.filter(pl.col("entries") % _ROUND == 0)["entries"]
+    return f"it has exactly {full[0]:,} entries" if len(full) else ""
 
 
 def no_blocks() -> pl.DataFrame:
