@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from xmem.simulate.verdict import HeldBy, Oom
 
 _HOLDERS_SHOWN = 6
+#: Measured CUDA contexts of CUDA 12 and newer lie between 0.25 and 0.5 GiB, so a margin below this proves little.
+_CLOSE_BYTES = 256 << 20
+_CLOSE_CALL = "This is a close call: CUDA contexts alone vary between 0.25 and 0.5 GiB. Measure yours (--non-torch)."
 
 
 def verdict_text(verdict: Verdict, *, width: int | None = None, explain: bool = False) -> str:
@@ -32,13 +35,17 @@ def headline(verdict: Verdict) -> str:
     """Answer in one sentence."""
     gpu = _gpu(verdict)
     if verdict.fits:
-        spare = verdict.usable_bytes - verdict.peak_reserved_bytes
+        spare = _spare(verdict)
         share = f" ({spare / verdict.usable_bytes:.1%} of usable memory)" if verdict.usable_bytes else ""
         return f"FITS on {gpu}, with {format_bytes(spare)} to spare{share}."
     oom = verdict.oom
     failed = f": {_request(oom)} fails" if oom else ""
     needs = f" The smallest GPU on which it runs has {format_bytes(verdict.smallest_device_bytes)}."
     return f"DOES NOT FIT on {gpu}{failed}.{needs if verdict.smallest_device_bytes is not None else ''}"
+
+
+def _spare(verdict: Verdict) -> int:
+    return verdict.usable_bytes - verdict.peak_reserved_bytes
 
 
 def _gpu(verdict: Verdict) -> str:
@@ -206,6 +213,8 @@ def _indent(text: str) -> str:
 
 def _notes(verdict: Verdict) -> list[str]:
     texts = [verdict.gpu_note, *verdict.notes]
+    if verdict.fits and verdict.non_torch_bytes and _spare(verdict) < _CLOSE_BYTES:
+        texts.insert(0, _CLOSE_CALL)
     lines = [f"note: {make_inert(text)}" for text in texts if text]
     serious = [issue for issue in verdict.issues if issue.severity in ("warning", "data_loss", "error")]
     lines += [

@@ -127,6 +127,13 @@ def test_without_gpu_it_is_the_recorded_one(xmem: Xmem, tiny_store: Store) -> No
     assert done.out.startswith("FITS on Tiny GPU (1.00 GiB), with 594.40 MiB to spare")
 
 
+@pytest.mark.parametrize(("arguments", "close"), [(["--gpu", "500MiB"], True), (["--gpu", "1"], False)])
+def test_a_close_call_is_called_one(xmem: Xmem, tiny_store: Store, arguments: list[str], close: bool) -> None:
+    done = xmem("simulate", *arguments)
+    assert done.code == 0
+    assert ("note: This is a close call: CUDA contexts alone vary between 0.25 and 0.5 GiB." in done.out) is close
+
+
 def test_headroom_is_taken_off(xmem: Xmem, tiny_store: Store) -> None:
     answer = xmem("simulate", "--gpu", "1", "--non-torch", "0", "--headroom", "25%", "--json").json
     assert (answer["headroom_bytes"], answer["usable_bytes"]) == (1 << 28, 3 << 28)
