@@ -107,7 +107,7 @@ def _write(output: str, first: bytes, pieces: Iterator[bytes]) -> None:
     from xmem.errors import RefusedError
 
     if output == "-":
-        _write_all(click.get_binary_stream("stdout"), first, pieces)
+        _write_all(sys.stdout.buffer, first, pieces)
         return
     target = Path(output)
     temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")

@@ -212,7 +212,7 @@ def _x(picture: Picture, axis: str) -> alt.X:
     return alt.X(f"{axis}:Q", title=title, axis=shown, scale=alt.Scale(nice=False, zero=False))
 
 
-def _memory(picture: Picture, axis: str) -> alt.LayerChart:
+def _memory(picture: Picture, axis: str) -> Any:
     """Areas from the ground up to each category's upper edge, the highest first, so that lower ones lie before it."""
     import altair as alt
 
@@ -236,11 +236,11 @@ def _memory(picture: Picture, axis: str) -> alt.LayerChart:
     )
 
 
-def _marks(picture: Picture, axis: str) -> list[alt.Chart]:
+def _marks(picture: Picture, axis: str) -> list[Any]:
     """Steps as rules with numbers, phases as a strip along the top; nothing for what the source does not say."""
     import altair as alt
 
-    layers = []
+    layers: list[Any] = []
     if phase_rows(picture, curve_rows(picture)):
         colours = alt.Scale(domain=list(PHASES), range=list(PHASES.values()))
         legend = alt.Legend(orient="bottom", title="strip along the top", titleOrient="left", direction="horizontal")
@@ -255,7 +255,7 @@ def _marks(picture: Picture, axis: str) -> list[alt.Chart]:
     return layers
 
 
-def _cursor(picture: Picture, axis: str) -> alt.Chart:
+def _cursor(picture: Picture, axis: str) -> Any:
     import altair as alt
 
     rule = alt.Chart(alt.NamedData("cursor")).mark_rule(strokeWidth=1.5, opacity=0.85, color="#d1242f")
@@ -316,7 +316,7 @@ def peak_rows(picture: Picture) -> list[dict[str, Any]]:
     ]
 
 
-def _levels(picture: Picture, axis: str) -> alt.LayerChart:
+def _levels(picture: Picture, axis: str) -> Any:
     import altair as alt
 
     unit, size = picture.unit
@@ -340,14 +340,14 @@ def _levels(picture: Picture, axis: str) -> alt.LayerChart:
     total = picture.subject.device.total_bytes
     highest = picture.curve.points.select("allocated_bytes", "reserved_bytes").max().row(0)
     if total and total < 1.6 * max(level or 0 for level in highest):
-        limit = alt.Chart(alt.Data(values=[{"y": total / size, "label": "device total"}]))
+        limit = alt.Chart(alt.InlineData(values=[{"y": total / size, "label": "device total"}]))
         layers.append(limit.mark_rule(strokeDash=[6, 3], color="#d1242f").encode(y="y:Q"))
         text = limit.mark_text(align="left", dy=-6, dx=4, color="#d1242f")
         layers.append(text.encode(x=alt.value(0), y="y:Q", text="label:N"))
     return alt.layer(*layers, _cursor(picture, axis))
 
 
-def _categories(picture: Picture) -> alt.LayerChart:
+def _categories(picture: Picture) -> Any:
     import altair as alt
 
     unit, _ = picture.unit
@@ -360,7 +360,7 @@ def _categories(picture: Picture) -> alt.LayerChart:
     return alt.layer(bars, base.mark_text(align="left", dx=4).encode(text="share:N"))
 
 
-def _steps(picture: Picture) -> alt.LayerChart | None:
+def _steps(picture: Picture) -> Any:
     import altair as alt
 
     if len(picture.steps) < 2:

@@ -14,7 +14,7 @@ from xmem.query.subject import Subject, find_subject
 
 if TYPE_CHECKING:
     import duckdb
-    import pandas as pd
+    import pandas as pd  # type: ignore[import-untyped]
     import polars as pl
     import pyarrow as pa
 

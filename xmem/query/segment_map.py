@@ -41,7 +41,7 @@ def find_segments(connection: duckdb.DuckDBPyConnection, subject: Subject, seq: 
             pieces.append((address, address + size, stream, action == "segment_map"))
         else:
             pieces = [part for piece in pieces for part in _cut(piece, address, address + size)]
-    segments = [
+    segments: list[dict[str, Any]] = [
         {"address": start, "bytes": end - start, "stream": stream, "blocks": []}
         for start, end, stream, _ in _join(pieces)
     ]

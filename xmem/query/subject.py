@@ -94,7 +94,11 @@ def devices_of(connection: duckdb.DuckDBPyConnection, run: Run) -> list[Device]:
     """Return the devices of a run that have events, by rank."""
     facts = {tuple(row[:3]): row[3:] for row in connection.execute(_FACTS, {"run": run.run_id}).fetchall()}
     rows = connection.execute(_DEVICES, {"run": run.run_id}).fetchall()
-    return [Device(*row[:3], row[3] or 0, *facts.get(tuple(row[:3]), (None, None))) for row in rows]
+    found = []
+    for rank, kind, index, peak in rows:
+        name, total = facts.get((rank, kind, index), (None, None))
+        found.append(Device(rank, kind, index, peak or 0, name, total))
+    return found
 
 
 def _listing(values: object) -> str:
