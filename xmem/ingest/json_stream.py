@@ -225,7 +225,9 @@ class RecordStream(Generic[T]):
                 return records, end
         if own is None and _is_unfinished(part[start:]):
             return None  # what looked like its end is inside of it
-        if near is None:
+        if own is not None and _FOLLOWS.match(part, own):
+            near = own
+        elif near is None:
             closing = self.shape.end.search(part, start) if self._ended else None
             if closing is None:
                 return None

@@ -6,7 +6,7 @@ import io
 import re
 from collections.abc import Iterator
 from decimal import Decimal
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import msgspec
 
@@ -17,7 +17,11 @@ from xmem.ingest.json_stream import ROWS, RecordStream
 from xmem.ingest.trace_records import read_integer
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import polars as pl
+
+    Ints = npt.NDArray[np.int64]
 
 name = "memory_timeline"
 
@@ -32,12 +36,15 @@ _INT64 = 1 << 63
 _BATCH_ROWS = 1 << 16
 _LEVELS_LIMIT = 1 << 28
 _START = re.compile(rb"(?:\xef\xbb\xbf)?[\s\x00]*\[\s*(?=\[)")
-_ROW = re.compile(rb"\[\s*-?\d+\s*,\s*[0-9]\s*,\s*-?\d+\s*,\s*(?:-?\d+|null)\s*\]\s*(?:,\s*\[\s*[-\d]|,?\s*\]|,?\s*\Z)")
+_ROW = re.compile(
+    rb"\[\s*-?\d+\s*,\s*[0-9]\s*,\s*-?\d+\s*,\s*(?:-?\d+|null)\s*\]\s*(?:,\s*\[\s*(?:[-\d]|\Z)|,?\s*\]|,?\s*\Z)"
+)
 _TIMES = re.compile(rb"\[[-+\d.eE,\s]*(?:\]\s*,\s*\[\s*[\[\]]|\Z)")
 
 Row = tuple[int, int, int, int | None]
-_decode_rows = msgspec.json.Decoder(list[Row]).decode
-_decode_levels = msgspec.json.Decoder(list[list[int]]).decode
+_Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+_decode_rows = msgspec.json.Decoder(list[tuple[_Int64, _Int64, _Int64, _Int64 | None]]).decode
+_decode_levels = msgspec.json.Decoder(list[list[_Int64]]).decode
 
 
 def sniff(head: bytes, filename: str) -> bool:
@@ -109,10 +116,7 @@ def _columns(rows: list[Row], start: int) -> dict[str, pl.Series]:
     import polars as pl
 
     names = ("time", "number", "change", "category")
-    columns = {
-        label: pl.Series([row[index] for row in rows], dtype=pl.Int64, strict=False)
-        for index, label in enumerate(names)
-    }
+    columns = {label: pl.Series([row[index] for row in rows], dtype=pl.Int64) for index, label in enumerate(names)}
     return {"order_key": pl.int_range(start, start + len(rows), eager=True), **columns}
 
 
@@ -149,9 +153,10 @@ def _rescue_row(value: object, at: int, notes: Notes) -> Row | None:
         return None
     numbers = [read_integer(item, at, notes, what="row") for item in value[:4]]
     time, number, change = numbers[:3]
-    if time is None or number is None or change is None or max(abs(time), abs(change)) >= _INT64:
+    if time is None or number is None or change is None or max(abs(time), abs(number), abs(change)) >= _INT64:
         return None
-    return time, number, change, numbers[3] if len(numbers) > 3 else None
+    category = numbers[3] if len(numbers) > 3 else None
+    return time, number, change, category if category is None or abs(category) < _INT64 else None
 
 
 # ---------------------------------------------------------------------- levels by category
@@ -160,7 +165,6 @@ def _rescue_row(value: object, at: int, notes: Notes) -> Row | None:
 def _read_levels(text: bytes, notes: Notes) -> Iterator[Batch]:
     """Turn running totals into the changes between them: sums are exact, single allocations are not known."""
     import numpy as np
-    import polars as pl
 
     times, rest, offset = _split_times(text, notes)
     stream: RecordStream[list[int]] = RecordStream(
@@ -174,30 +178,28 @@ def _read_levels(text: bytes, notes: Notes) -> Iterator[Batch]:
     )
     if not rows:
         return
-    changes = np.diff(np.array(rows, np.int64), axis=0, prepend=0)
+    yield Batch("events", _steps(np.array(times[: len(rows)], np.int64), np.array(rows, np.int64)))
+
+
+def _steps(times: Ints, levels: Ints) -> pl.DataFrame:
+    """The changes from row to row; what goes, goes before what comes, so that no peak is made up."""
+    import numpy as np
+    import polars as pl
+
+    changes = np.diff(levels, axis=0, prepend=0)
     step, category = np.nonzero(changes)
     change = changes[step, category]
-    frame = pl.DataFrame(
-        {
-            "ts_ns": np.array(times, np.int64)[step],
-            "gives": change > 0,
-            "change": change,
-            "category": np.array(CATEGORIES)[category],
-            "step": step,
-        }
-    ).sort("step", "gives", maintain_order=True)  # what goes, goes before what comes: no peak is made up
-    yield Batch(
-        "events",
-        frame.select(
-            "ts_ns",
-            order_key=pl.int_range(pl.len()),
-            device_type=pl.lit("unknown"),
-            device_index=pl.lit(0),
-            action=pl.when("gives").then(pl.lit("alloc")).otherwise(pl.lit("free_requested")),
-            requested_bytes=pl.col("change").abs(),
-            category=pl.col("category"),
-            inferred=pl.col("step") == 0,
-        ),
+    columns = {"ts_ns": times[step], "change": change, "category": np.array(CATEGORIES)[category], "step": step}
+    frame = pl.DataFrame(columns).with_columns(gives=pl.col("change") > 0).sort("step", "gives", maintain_order=True)
+    return frame.select(
+        "ts_ns",
+        order_key=pl.int_range(pl.len()),
+        device_type=pl.lit("unknown"),
+        device_index=pl.lit(0),
+        action=pl.when("gives").then(pl.lit("alloc")).otherwise(pl.lit("free_requested")),
+        requested_bytes=pl.col("change").abs(),
+        category=pl.col("category"),
+        inferred=pl.col("step") == 0,
     )
 
 
@@ -235,7 +237,8 @@ def _eight(row: list[int]) -> list[int]:
 def _rescue_levels(value: object, at: int, notes: Notes) -> list[int] | None:
     if not isinstance(value, list) or len(value) > 64:
         return None
-    return [read_integer(item, at, notes, what="size") or 0 for item in value]
+    sizes = [read_integer(item, at, notes, what="size") or 0 for item in value]
+    return sizes if max(map(abs, sizes), default=0) < _INT64 else None
 
 
 def _time_base(time_ns: int) -> str:
