@@ -337,6 +337,9 @@ def test_an_overwritten_history_is_a_ring_buffer() -> None:
     _, notes = read(overwritten)
     assert notes.facts["ring_buffer"] is True
     assert notes.issues["ring_buffer"].detail == "1 live blocks were recorded, but their allocations are gone"
+    tables, notes = read(overwritten, filters=Filters(stacks=False))
+    assert notes.facts["ring_buffer"] is True
+    assert "stack_id" not in tables["blocks"].columns
     late = copy.deepcopy(overwritten)
     late["segments"][0]["blocks"][1]["frames"] = []  # there before the recording began: no stack
     assert read(late)[1].facts["ring_buffer"] is False

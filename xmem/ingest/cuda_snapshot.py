@@ -189,9 +189,9 @@ class _Reading:
             segments, blocks = tables.make_segments(pl.concat(self._segments), pl.concat(parts))
             lost = sum(part.height for part in self._segments) - segments.height
             self._notes.add("missing_field", count=lost, detail="a segment has no address or no size")
-            yield Batch("segments", segments)
-            yield Batch("blocks", blocks)
             self._look_for_ring(segments, blocks)
+            yield Batch("segments", segments)
+            yield Batch("blocks", blocks if self._notes.filters.stacks else blocks.drop("stack_id"))
         if self._annotations:
             spans, _ = tables.make_spans(pl.concat(self._annotations), self._first_us or 0, self._last_us)
             yield Batch("spans", spans)

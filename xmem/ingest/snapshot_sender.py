@@ -119,10 +119,13 @@ class Sender:
                     words = Pools(self.budget) if kind == "p" else Words(self.budget, ("", "N/A"))
                     self._words[name] = words
                 part.add(name, take_words(rows, keys, words, self.remarks, at), None)
-        part.add("stack", self._take_stacks(rows), None)
+        part.add("stack", self._take_stacks(rows, part.fields), None)
         part.rows += len(rows)
 
-    def _take_stacks(self, rows: list[Record]) -> array[int]:
+    def _take_stacks(self, rows: list[Record], fields: Fields) -> array[int]:
+        """Number the stacks; where none are wanted, say of blocks alone whether they have one."""
+        if self._stacks is None and fields is BLOCK:
+            return array("i", [0 if row.get("frames") else -1 for row in rows])
         if self._stacks is None or (key := find_key(rows, ("frames",))) is None:
             return array("i", [-1]) * len(rows)
         try:
