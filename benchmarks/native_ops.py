@@ -11,7 +11,7 @@ import json
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -110,16 +110,18 @@ def chunks(case: Case, count: int, size: int = 1 << 16) -> Iterator[tuple[list[i
         count -= len(codes)
 
 
-def run(case: Case, count: int) -> tuple[Native, float, float]:
-    """Serve `count` requests; return the allocator, wall and processor seconds."""
+Columns = list[tuple[list[int], list[int], list[int]]]
+
+
+def run(case: Case, columns: Columns) -> tuple[float, float]:
+    """Serve columns; return wall and processor seconds."""
     allocator = make(Device(case.device_bytes), case.conf)
-    columns = list(chunks(case, count))
     addresses = [0] * (max(len(column[0]) for column in columns) + len(case.codes))
     wall, processor = time.perf_counter(), time.process_time()
     for codes, slots, sizes in columns:
         serve(allocator, codes, slots, sizes, addresses)
     allocator.memory_stats()
-    return allocator, time.perf_counter() - wall, time.process_time() - processor
+    return time.perf_counter() - wall, time.process_time() - processor
 
 
 def serve(allocator: Native, codes: list[int], slots: list[int], sizes: list[int], addresses: list[int]) -> None:
@@ -136,10 +138,9 @@ def serve(allocator: Native, codes: list[int], slots: list[int], sizes: list[int
             done += 1
 
 
-def one_by_one(case: Case, count: int) -> float:
+def one_by_one(case: Case, columns: Columns) -> float:
     """Serve the requests by one call each, as a protocol-only replay does; return wall seconds."""
     allocator = make(Device(case.device_bytes), case.conf)
-    columns = list(chunks(case, count))
     addresses = [0] * (max(len(column[0]) for column in columns) + len(case.codes))
     start = time.perf_counter()
     for codes, slots, sizes in columns:
@@ -157,10 +158,11 @@ def one_by_one(case: Case, count: int) -> float:
     return time.perf_counter() - start
 
 
-def peak_bytes(work: Callable[[], object]) -> int:
-    """Return the most memory that a piece of work had."""
+def peak_bytes(case: Case, count: int) -> int:
+    """Return the most memory that serving `count` requests took beside its input."""
+    columns = list(chunks(case, count))
     tracemalloc.start()
-    work()
+    run(case, columns)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return peak
@@ -177,18 +179,18 @@ def main() -> None:
     total = each * len(cases)
     show = sys.stdout.write
     show(f"{total:,} requests, {len(cases)} cases ({'recorded training' if len(cases) > 1 else 'made up'})\n")
-    run(cases[0], 1000)
+    inputs = [(case, list(chunks(case, each))) for case in cases]
+    run(cases[0], list(chunks(cases[0], 1000)))
     rates: list[tuple[float, float]] = []
     for _ in range(arguments.runs):
-        times = [run(case, each)[1:] for case in cases]
+        times = [run(*given) for given in inputs]
         rates.append((total / sum(wall for wall, _ in times), total / sum(cpu for _, cpu in times)))
-    show(f"native, columns:     {median(r[0] for r in rates):>12,.0f} requests/s (median of {arguments.runs})\n")
-    show(f"  by processor time: {median(r[1] for r in rates):>12,.0f} requests/s\n")
-    calls = median(total / sum(one_by_one(case, each) for case in cases) for _ in range(min(3, arguments.runs)))
-    show(f"native, one call a request: {calls:>5,.0f} requests/s\n")
-    case = cases[0]
-    few, many = (peak_bytes(lambda count=count: run(case, count)) for count in (200_000, 400_000))
-    show(f"memory: {few / 1e6:.1f} MB for 200,000 requests, {many / 1e6:.1f} MB for 400,000 (input included)\n")
+    show(f"in columns:           {median(r[0] for r in rates):>10,.0f} requests/s (median of {arguments.runs})\n")
+    show(f"  by processor time:  {median(r[1] for r in rates):>10,.0f} requests/s\n")
+    calls = median(total / sum(one_by_one(*given) for given in inputs) for _ in range(min(3, arguments.runs)))
+    show(f"by a call a request:  {calls:>10,.0f} requests/s\n")
+    few, many = peak_bytes(cases[0], 100_000), peak_bytes(cases[0], 800_000)
+    show(f"memory beside input:  {few / 1e6:.1f} MB for 100,000 requests, {many / 1e6:.1f} MB for 800,000\n")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +22,7 @@ Requests = tuple[list[int], list[int], list[int]]  # codes, slots, sizes
 
 #: How many requests are served between two sums of the statistics; memory for the log is bounded by it.
 CHUNK = 1 << 15
+FIRST_CHUNK = 1 << 10
 MOST_PLANS = 1 << 16
 
 
@@ -186,8 +187,8 @@ class Bulk:
         served = Served(start, None, [], [])
         statistics.full = 1 << 62  # positions in the log are counted: it is summed up between chunks only
         try:
-            for first in range(start, len(requests[0]), CHUNK):
-                chunk = [column[first : first + CHUNK] for column in requests]
+            for first, last in _chunks(start, len(requests[0])):
+                chunk = [column[first:last] for column in requests]
                 if self._heap.settle(self._held.values()):
                     self._plans.clear()
                 before = self._native.levels() if with_levels else None
@@ -311,6 +312,14 @@ class Bulk:
             changes = logged[name]
             rows[:, column] = np.concatenate(([before[column]], changes if changes is not None else []))[ends]
         return rows
+
+
+def _chunks(start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Cut a range into chunks that grow: a column that is left early and entered again is not copied each time."""
+    size = FIRST_CHUNK
+    while start < end:
+        yield start, min(start + size, end)
+        start, size = start + size, min(2 * size, CHUNK)
 
 
 def _take_nothing(size: int) -> None:
