@@ -166,7 +166,8 @@ def _no_memory(stream: RecordStream[Record], columns: TraceColumns) -> Unreadabl
         return UnreadableError(
             f"{shown} has {columns.memory_records:,} {MEMORY} events, but none of them has Bytes and ts.", HOW_TO_RECORD
         )
-    counted = f"{columns.records:,} records, but no {MEMORY} or {OUT_OF_MEMORY} event"
+    plural = "s" if columns.records != 1 else ""
+    counted = f"{columns.records:,} record{plural}, but no {MEMORY} or {OUT_OF_MEMORY} event"
     if switches(stream.fields)["profile_memory"]:
         return UnreadableError(
             f"{shown} has {counted}, although it was recorded with profile_memory=True: nothing was allocated or freed"

@@ -261,9 +261,10 @@ def finish_spans(frame: pl.DataFrame) -> pl.DataFrame:
     )
     on_device = pl.col("kind").is_in(DEVICE_KINDS)
     frame = frame.with_columns(pl.col("name").fill_null(""))
-    frame = frame.with_columns(
-        pl.coalesce(new, old).alias(new) for new, old in _SPELLINGS_2021.items() if old in frame.columns
-    ).drop(_SPELLINGS_2021.values(), strict=False)
+    for new, old in _SPELLINGS_2021.items():
+        if old in frame.columns:
+            both = pl.coalesce(new, old) if new in frame.columns else pl.col(old)
+            frame = frame.with_columns(both.alias(new)).drop(old)
     return frame.with_columns(kind=kind).with_columns(
         pl.when(~on_device).then(pl.col("process_id")).alias("process_id"),
         pl.when(~on_device).then(pl.col("thread_id")).alias("thread_id"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal, InvalidOperation
-from typing import Any, ClassVar, Union
+from typing import Annotated, Any, ClassVar, Union
 
 import msgspec
 
@@ -15,16 +15,19 @@ _UINT64 = (1 << 64) - 1
 NO_RAW = msgspec.Raw()
 
 
+Int64 = Annotated[int, msgspec.Meta(ge=-_INT64, le=_INT64 - 1)]
+
+
 class SpanArgs(msgspec.Struct, gc=False):
     """What is needed of the args of a span."""
 
-    external_id: int | None = msgspec.field(name="External id", default=None)
-    external_id_2021: int | None = msgspec.field(name="external id", default=None)
-    sequence_number: int | None = msgspec.field(name="Sequence number", default=None)
-    fwd_thread_id: int | None = msgspec.field(name="Fwd thread id", default=None)
-    correlation: int | None = None
-    device: int | None = None
-    stream: int | None = None
+    external_id: Int64 | None = msgspec.field(name="External id", default=None)
+    external_id_2021: Int64 | None = msgspec.field(name="external id", default=None)
+    sequence_number: Int64 | None = msgspec.field(name="Sequence number", default=None)
+    fwd_thread_id: Int64 | None = msgspec.field(name="Fwd thread id", default=None)
+    correlation: Int64 | None = None
+    device: Int64 | None = None
+    stream: Int64 | None = None
     input_dims: msgspec.Raw = msgspec.field(name="Input Dims", default=NO_RAW)
     input_strides: msgspec.Raw = msgspec.field(name="Input Strides", default=NO_RAW)
     input_types: msgspec.Raw = msgspec.field(name="Input type", default=NO_RAW)
@@ -35,25 +38,25 @@ class SpanArgs(msgspec.Struct, gc=False):
 class MemoryArgs(msgspec.Struct, gc=False):
     """What is needed of the args of a memory event."""
 
-    ev_idx: int | None = msgspec.field(name="Ev Idx", default=None)
-    size: int | None = msgspec.field(name="Bytes", default=None)
-    address: int | None = msgspec.field(name="Addr", default=None)
-    device_type: int | None = msgspec.field(name="Device Type", default=None)
-    device_id: int | None = msgspec.field(name="Device Id", default=None)
-    total_allocated: int | None = msgspec.field(name="Total Allocated", default=None)
-    total_reserved: int | None = msgspec.field(name="Total Reserved", default=None)
+    ev_idx: Int64 | None = msgspec.field(name="Ev Idx", default=None)
+    size: Int64 | None = msgspec.field(name="Bytes", default=None)
+    address: Int64 | None = msgspec.field(name="Addr", default=None)
+    device_type: Int64 | None = msgspec.field(name="Device Type", default=None)
+    device_id: Int64 | None = msgspec.field(name="Device Id", default=None)
+    total_allocated: Int64 | None = msgspec.field(name="Total Allocated", default=None)
+    total_reserved: Int64 | None = msgspec.field(name="Total Reserved", default=None)
 
 
 class Args(SpanArgs, gc=False):
     """The args of any record."""
 
-    ev_idx: int | None = msgspec.field(name="Ev Idx", default=None)
-    size: int | None = msgspec.field(name="Bytes", default=None)
-    address: int | None = msgspec.field(name="Addr", default=None)
-    device_type: int | None = msgspec.field(name="Device Type", default=None)
-    device_id: int | None = msgspec.field(name="Device Id", default=None)
-    total_allocated: int | None = msgspec.field(name="Total Allocated", default=None)
-    total_reserved: int | None = msgspec.field(name="Total Reserved", default=None)
+    ev_idx: Int64 | None = msgspec.field(name="Ev Idx", default=None)
+    size: Int64 | None = msgspec.field(name="Bytes", default=None)
+    address: Int64 | None = msgspec.field(name="Addr", default=None)
+    device_type: Int64 | None = msgspec.field(name="Device Type", default=None)
+    device_id: Int64 | None = msgspec.field(name="Device Id", default=None)
+    total_allocated: Int64 | None = msgspec.field(name="Total Allocated", default=None)
+    total_reserved: Int64 | None = msgspec.field(name="Total Reserved", default=None)
 
 
 class Span(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
@@ -165,7 +168,7 @@ def read_integer(value: object, at: int, notes: Notes, *, what: str = "") -> int
         number = _odd_integer(value)
         if number is not None:
             notes.add("odd_number", at=at, unit="byte", detail=f"{what}: {value!r}")
-    if number is not None and not -_INT64 <= number <= _UINT64:
+    if number is not None and not -_INT64 <= number < (_UINT64 + 1 if what == "Addr" else _INT64):
         notes.add("wide_integer", at=at, unit="byte", detail=f"{what}: {str(number)[:80]}")
         return None
     return number
