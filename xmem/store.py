@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 import time
 import uuid
@@ -387,17 +388,30 @@ def _disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        where = f"The store {str(path)!r}"
-        if error.errno == errno.ENOSPC:
+        where, number = f"The store {str(path)!r}", _error_number(error)
+        if number in _NO_SPACE:
             raise RefusedError(
-                f"{where} cannot be written: the disk is full. The store is as it was.",
+                f"{where} cannot be written: {_NO_SPACE[number]}. The store is as it was.",
                 "Free some space or name another folder with --store.",
             ) from error
-        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        if number in (errno.EROFS, errno.EACCES, errno.EPERM):
             raise RefusedError(
                 f"{where} cannot be written: it is read-only for you. The store is as it was.",
                 "Name a folder of your own with --store or XMEM_STORE.",
             ) from error
-        if error.errno in (errno.EEXIST, errno.ENOTDIR):
+        if number in (errno.EEXIST, errno.ENOTDIR):
             raise UsageError(f"{where} is not a folder.", "Name a folder with --store or XMEM_STORE.") from error
         raise
+
+
+_NO_SPACE = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "your disk quota is used up",
+    errno.EFBIG: "files may not become this large here",
+}
+
+
+def _error_number(error: OSError) -> int | None:
+    """Return errno; polars states it in its text only: `No space left on device (os error 28)`."""
+    stated = re.search(r"\(os error (\d+)\)", str(error))
+    return error.errno or (int(stated[1]) if stated else None)

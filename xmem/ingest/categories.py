@@ -110,13 +110,16 @@ def _lives(events: pl.DataFrame, first: Ints, scene: Scene) -> Lives:
 
 
 def _before(first: Ints, step: Ints, forward: Ints, steps: Ints) -> Bools:
-    """Say whether a row comes before the first forward row of its step (outside of steps: of all)."""
+    """Say whether a row comes before the first forward row of its step (outside of steps: of all).
+
+    A step without any forward row is one that the recording cuts off before it got there.
+    """
     if len(forward) == 0:
         return np.zeros(len(first), dtype=bool)
     numbers, place = np.unique(steps[forward], return_index=True)
     begins = forward[place]
     found = np.minimum(np.searchsorted(numbers, step), len(numbers) - 1)
-    own = np.where(numbers[found] == step, begins[found], np.where(step < 0, forward[0], -1))
+    own = np.where(numbers[found] == step, begins[found], np.where(step < 0, forward[0], len(steps)))
     before: Bools = first < own
     return before
 

@@ -162,6 +162,7 @@ def _write(reading: Reading, name: str, options: IngestOptions, writer: RunWrite
     if options.hta:
         _write_hta(reading, writer)
     build_tables(reading.spool, reading.notes, facts, lambda table, frame: writer.write(table, reading.rank, frame))
+    reading.spool.discard()
 
 
 def _write_hta(reading: Reading, writer: RunWriter) -> None:

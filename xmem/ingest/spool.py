@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,6 +58,11 @@ class Spool:
 
         frames = [self._load(kept) for kept in self._kept.pop(table, [])]
         return pl.concat(frames, how="diagonal_relaxed") if frames else empty_frame(table)
+
+    def discard(self) -> None:
+        """Let go of everything, on disk too."""
+        self._kept.clear()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _load(self, kept: pl.DataFrame | Path) -> pl.DataFrame:
         import polars as pl
