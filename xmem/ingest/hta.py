@@ -43,7 +43,7 @@ def analyse(path: Path, *, compressed: bool, first_kernel_ns: int | None, notes:
         try:
             from hta.trace_analysis import TraceAnalysis
 
-            analysis = TraceAnalysis(trace_files={0: str(link)}, trace_dir=folder)
+            analysis = TraceAnalysis({0: str(link)}, folder, include_last_profiler_step=True)
             zero_ns = _zero(analysis, first_kernel_ns)
         except (Exception, SystemExit) as error:
             notes.add("hta_failed", detail=f"reading: {_said(error)}")
