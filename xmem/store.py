@@ -195,7 +195,7 @@ class RunWriter:
         self._store = store
         self._run_id = run_id
         self._id = uuid.uuid4().hex
-        self._open: dict[tuple[str, int], pq.ParquetWriter] = {}
+        self._open: dict[tuple[str, int, int], pq.ParquetWriter] = {}
         self._made_store = not store.path.exists()
         with _disk_errors(store.path):
             store._create()
@@ -203,21 +203,24 @@ class RunWriter:
             self.folder.mkdir(parents=True)
         _drop_abandoned(store.path / _STAGING)
 
-    def write(self, table: str, rank: int, frame: pl.DataFrame) -> None:
-        """Append rows to a table of this run as one row group; columns that are absent become null."""
+    def write(self, table: str, rank: int, frame: pl.DataFrame, part: int = 0) -> None:
+        """Append rows to a table of this run as one row group; columns that are absent become null.
+
+        Each `part` is a file of its own: different threads may write different parts.
+        """
         if frame.height == 0:
             return
-        key = (table, rank)
+        key = (table, rank, part)
         if key not in self._open:
             import pyarrow.parquet as pq
 
             folder = self.folder / table / f"rank={rank}"
-            folder.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=True)
             schema = arrow_schema(table).with_metadata({"xmem_schema_version": str(SCHEMA_VERSION)})
             words = [field.name for field in schema if str(field.type) == "string"]
             numbers = [field.name for field in schema if str(field.type) in ("int32", "int64", "uint64")]
             self._open[key] = pq.ParquetWriter(
-                folder / "part-00000.parquet",
+                folder / f"part-{part:05d}.parquet",
                 schema,
                 compression="zstd",
                 use_dictionary=words,
@@ -231,7 +234,7 @@ class RunWriter:
         `run_id` names it where that was not known when the writer was made.
         """
         self._run_id = run_id or self._run_id
-        staged = sorted({table for table, _ in self._open})
+        staged = sorted({table for table, _, _ in self._open})
         for writer in self._open.values():
             writer.close()
         self._open.clear()

@@ -31,7 +31,7 @@ def tables_of(
         spool.take("stacks", pl.DataFrame(facts["stacks"], schema={"stack_id": pl.Int64, "frames": STACK}))
     written: dict[str, pl.DataFrame] = {}
 
-    def write(table: str, frame: pl.DataFrame) -> None:
+    def write(table: str, frame: pl.DataFrame, part: int = 0) -> None:
         written[table] = pl.concat([written[table], frame]) if table in written else frame
 
     build_tables(spool, notes, {}, write)

@@ -141,6 +141,8 @@ def _pair_rows(source: DeviceSource, notes: Notes) -> tuple[Pairing, bool]:
         if addresses_are_useless(rows, by_key, by_size):
             notes.add("useless_addresses", count=int(memory.sum()), detail=f"{source.device}: paired by size instead")
             return by_size, True
+    if rows.has_key[memory].all():
+        return by_key, False
     return join(by_key, pair_by_size(rows, all_rows=False)), False
 
 

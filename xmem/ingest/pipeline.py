@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +23,8 @@ from xmem.schema import HTA_TABLES
 from xmem.store import RunWriter, Store
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from xmem.ingest import Ingested, IngestOptions, Progress
 
 _ID_LETTERS = 12
@@ -92,9 +97,10 @@ def _read(file: str, options: IngestOptions, writer: RunWriter) -> Reading:
         adapter = adapter_of(source, file)
         notes = Notes(filename=source.name, filters=options.filters)
         spool = Spool(writer.folder)
-        for batch in adapter.read(source, notes):  # type: ignore[arg-type]
-            spool.take(batch.table, batch.columns)
-            _tell(options.progress, source)
+        with _no_collection():
+            for batch in adapter.read(source, notes):  # type: ignore[arg-type]
+                spool.take(batch.table, batch.columns)
+                _tell(options.progress, source)
         source.finish()
         if source.truncated and "truncated" not in notes.issues:
             notes.add("truncated", detail=source.trouble)
@@ -111,6 +117,18 @@ def _read(file: str, options: IngestOptions, writer: RunWriter) -> Reading:
             path=source.path,
             compressed=source.compressed,
         )
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep the garbage collector from walking through millions of records that a decoder holds for a moment."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def adapter_of(source: Source, file: str) -> Adapter:
@@ -161,7 +179,11 @@ def _write(reading: Reading, name: str, options: IngestOptions, writer: RunWrite
         reading.notes.add("filtered", detail=json.dumps(asked))
     if options.hta:
         _write_hta(reading, writer)
-    build_tables(reading.spool, reading.notes, facts, lambda table, frame: writer.write(table, reading.rank, frame))
+
+    def write(table: str, frame: pl.DataFrame, part: int = 0) -> None:
+        writer.write(table, reading.rank, frame, part)
+
+    build_tables(reading.spool, reading.notes, facts, write)
     reading.spool.discard()
 
 

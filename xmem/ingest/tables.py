@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -24,8 +23,13 @@ if TYPE_CHECKING:
 
     from xmem.ingest.adapter import Notes
 
-#: Takes rows of a table on their way into the store.
-Write = Callable[[str, "pl.DataFrame"], None]
+
+class Write(Protocol):
+    """Takes rows of a table on their way into the store; each part is a file of its own."""
+
+    def __call__(self, table: str, frame: pl.DataFrame, part: int = 0) -> None:
+        """Append the rows."""
+
 
 _MEMORY_ACTIONS = {"alloc": 1, "free_requested": 1, "free_completed": 1}
 #: Rows that are written at a time.
@@ -64,7 +68,7 @@ def build_tables(spool: Spool, notes: Notes, facts: dict[str, object], write: Wr
         del events
         joined, alloc_of_block = _joined(histories, state, attribution, notes)
         kept, starts = cut_to_window(joined, [history.start for history in histories], notes.filters)
-        _write_in_parts("events", kept, write)
+        _write_events(kept, write)
         counts["span_count"] = writing.result()
     for frame in spool.frames("stacks"):
         write("stacks", frame)
@@ -195,21 +199,34 @@ def spool_empty() -> pl.DataFrame:
 def _alloc_ids(events: pl.DataFrame, groups: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Number allocations by their first row; numbers that the source gave stay, others come behind them."""
     group = events["group"].to_numpy()
+    owned = np.flatnonzero(group >= 0)[::-1]
+    first = np.full(groups, -1, dtype=np.int64)
+    first[group[owned]] = owned  # of several rows the last assignment stays, which is the first row
+    known = np.flatnonzero(first >= 0)
     ids = np.full(groups + 1, -1, dtype=np.int64)
-    owned = np.flatnonzero(group >= 0)
-    distinct, first = np.unique(group[owned], return_index=True)
-    order = np.argsort(first, kind="stable")
-    given = events["alloc_id"].fill_null(-1).to_numpy()[owned[first]]
-    ids[distinct] = given
-    fresh = distinct[order][given[order] < 0]
-    ids[fresh] = np.arange(len(fresh)) + (int(given.max(initial=-1)) + 1)
+    given = events["alloc_id"]
+    if given.null_count() < len(given):
+        ids[known] = given.fill_null(-1).to_numpy()[first[known]]
+    fresh = known[ids[known] < 0]
+    begins = np.zeros(events.height, dtype=np.int64)
+    begins[first[fresh]] = 1
+    ids[fresh] = np.cumsum(begins)[first[fresh]] + int(ids.max(initial=-1))
     return ids
 
 
-def _write_in_parts(table: str, frame: pl.DataFrame, write: Write) -> None:
-    chosen = frame.select(_names(table, frame))
-    for start in range(0, chosen.height, _ROWS_AT_A_TIME):
-        write(table, chosen.slice(start, _ROWS_AT_A_TIME))
+def _write_events(frame: pl.DataFrame, write: Write) -> None:
+    """Write events in row groups; many of them as two files, by two threads."""
+    chosen = frame.select(_names("events", frame))
+    parts = 2 if chosen.height > 2 * _ROWS_AT_A_TIME else 1
+    half = -(-chosen.height // parts)
+
+    def write_part(part: int) -> None:
+        rows = chosen.slice(part * half, half)
+        for start in range(0, rows.height, _ROWS_AT_A_TIME):
+            write("events", rows.slice(start, _ROWS_AT_A_TIME), part)
+
+    with ThreadPoolExecutor(parts) as pool:
+        list(pool.map(write_part, range(parts)))
 
 
 def _device_rows(starts: list[DeviceStart], devices: pl.DataFrame, notes: Notes) -> pl.DataFrame:
