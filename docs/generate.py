@@ -81,10 +81,18 @@ def _cell(text: str) -> str:
 def cli_page() -> str:
     """Return the help of every command."""
     parts = [NOTICE, "# The command line", _help(xmem_command, "xmem")]
+    for path, command in commands():
+        parts += [f"## xmem {path}", _help(command, f"xmem {path}")]
+    return "\n\n".join(parts) + "\n"
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    """Yield every verb, and after a group of commands each of those."""
     for verb in VERBS:
         command = _command(verb)
-        parts += [f"## xmem {verb}", _help(command, f"xmem {verb}")]
-    return "\n\n".join(parts) + "\n"
+        yield verb, command
+        for name, inner in command.commands.items() if isinstance(command, click.Group) else ():
+            yield f"{verb} {name}", inner
 
 
 def _command(verb: str) -> click.Command:
@@ -101,11 +109,11 @@ def _help(command: click.Command, path: str) -> str:
 
 def option_lines() -> Iterator[str]:
     """Yield one line for each option and argument of each command: what scripts rely on."""
-    for verb in VERBS:
-        for parameter in _command(verb).params:
+    for path, command in commands():
+        for parameter in command.params:
             names = "/".join([*parameter.opts, *parameter.secondary_opts])
             kind = "argument" if isinstance(parameter, click.Argument) else "option"
-            yield f"{verb} {kind} {names}"
+            yield f"{path} {kind} {names}"
 
 
 def main() -> None:

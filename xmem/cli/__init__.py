@@ -41,9 +41,7 @@ class VerbGroup(click.Group):
         if cmd_name not in VERBS:
             return None
         command: click.Command = importlib.import_module(f"xmem.cli.{cmd_name}").command
-        for parameter in command.params:
-            if parameter.envvar is None and isinstance(parameter, click.Option):
-                parameter.envvar = _variable(cmd_name, parameter)
+        _name_variables(cmd_name, command)
         return command
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
@@ -59,6 +57,15 @@ class VerbGroup(click.Group):
             result = super().invoke(ctx)
             sys.stdout.flush()
             return result
+
+
+def _name_variables(path: str, command: click.Command) -> None:
+    """Give every option of a command, and of the commands under it, its environment variable."""
+    for parameter in command.params:
+        if parameter.envvar is None and isinstance(parameter, click.Option):
+            parameter.envvar = _variable(path, parameter)
+    for name, inner in command.commands.items() if isinstance(command, click.Group) else ():
+        _name_variables(f"{path}_{name}", inner)
 
 
 def _variable(verb: str, option: click.Option) -> str:

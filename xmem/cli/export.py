@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from xmem.cli.options import store_option
+from xmem.cli.options import print_text, store_option
+from xmem.render import json_text
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -42,7 +43,8 @@ def _format_options(function: Any) -> Any:
 @click.option("--weight", type=click.Choice(["peak", "total", "end"]), default="peak", help="Bytes of --collapsed.")
 @click.option("--table", default="allocations", help="Table or view of --arrow and --parquet.")
 @click.option("--force", is_flag=True, help="Replace the output file where there is one.")
-def command(run: str | None, form: str | None, output: str, **options: Any) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON; needs -o.")
+def command(run: str | None, form: str | None, output: str, as_json: bool, **options: Any) -> None:
     """Write a run's memory (the newest, where no RUN is named) in the format of another tool.
 
     \b
@@ -55,6 +57,8 @@ def command(run: str | None, form: str | None, output: str, **options: Any) -> N
 
     if form is None:
         raise click.UsageError(f"Name a format: {', '.join('--' + name for name in FORMATS)}.")
+    if as_json and output == "-":
+        raise click.UsageError("--json tells of a file that was written: name one with -o.")
     if output != "-" and Path(output).exists() and not options["force"]:
         raise RefusedError(f"The output file {output!r} exists already.", "--force replaces it.")
     if output == "-" and form in ("arrow", "parquet") and sys.stdout.isatty():
@@ -62,6 +66,8 @@ def command(run: str | None, form: str | None, output: str, **options: Any) -> N
     pieces = _pieces(form, run, options)
     first = next(pieces, b"")  # what is wrong is said before a file is made
     _write(output, first, pieces)
+    if as_json:
+        print_text(json_text({"file": output, "format": form, "bytes": Path(output).stat().st_size}))
 
 
 def _pieces(form: str, run: str | None, options: dict[str, Any]) -> Iterator[bytes]:
@@ -73,8 +79,6 @@ def _pieces(form: str, run: str | None, options: dict[str, Any]) -> Iterator[byt
     if form == "collapsed":
         return _encoded(exchange.collapsed(run, **chosen, weight=options["weight"]))
     if form == "speedscope":
-        from xmem.render import json_text
-
         return _encoded([json_text(exchange.speedscope(run, **chosen))])
     return iter([_packed(form, exchange.arrow(options["table"], run, store=options["store"]))])
 
