@@ -19,6 +19,7 @@ LAYERS = {
     "xmem.version": 0,
     "xmem.errors": 0,
     "xmem.units": 1,
+    "xmem.disk": 1,
     "xmem.room": 1,
     "xmem.schema": 2,
     "xmem.store": 3,

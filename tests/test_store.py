@@ -291,7 +291,7 @@ def test_what_the_disk_says_becomes_a_sentence(
 ) -> None:
     add_run(store, "old")
     with monkeypatch.context() as patch, pytest.raises(RefusedError) as caught:
-        patch.setattr(xmem.store, "_fsync", fail_with(number))
+        patch.setattr(xmem.store, "fsync", fail_with(number))
         add_run(store, "abc123")
     assert (
         caught.value.message == f"The store {str(store.path)!r} cannot be written: {message}. The store is as it was."

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
-import re
 import shutil
 import time
 import uuid
@@ -16,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xmem.errors import RefusedError, UnreadableError, UsageError
+from xmem.disk import disk_errors, fsync
+from xmem.errors import UnreadableError, UsageError
 from xmem.schema import INGEST_TABLES, SCHEMA_VERSION, SIMULATION_TABLES, arrow_schema, ddl, tables
 
 if TYPE_CHECKING:
@@ -125,7 +124,7 @@ class Store:
         """Stage a run; it is committed by `commit` and thrown away if the block ends without it."""
         writer = RunWriter(self, run_id)
         try:
-            with _disk_errors(self.path):
+            with disk_errors(self.path):
                 yield writer
         finally:
             writer.discard()
@@ -133,7 +132,7 @@ class Store:
     def write_table(self, table: str, run_id: str, rank: int, part: str, frame: pl.DataFrame) -> Path:
         """Write one file of a table beside committed ones, atomically (simulations; `part` is its stem)."""
         folder = self.path / table / f"run_id={run_id}" / f"rank={rank}"
-        with _disk_errors(self.path):
+        with disk_errors(self.path):
             self._create()
             folder.mkdir(parents=True, exist_ok=True)
             temporary = self.path / _STAGING / f"{uuid.uuid4().hex}.parquet"
@@ -142,16 +141,16 @@ class Store:
                 import pyarrow.parquet as pq
 
                 pq.write_table(_conform(table, frame), temporary, compression="zstd")
-                _fsync(temporary)
+                fsync(temporary)
                 os.replace(temporary, folder / f"{part}.parquet")
-                _fsync(folder)
+                fsync(folder)
             finally:
                 temporary.unlink(missing_ok=True)
         return folder / f"{part}.parquet"
 
     def remove(self, run_id: str) -> None:
         """Remove a run and its simulations."""
-        with _disk_errors(self.path), self._lock():
+        with disk_errors(self.path), self._lock():
             for table in ("runs", *_PARTITIONED):
                 shutil.rmtree(self.path / table / f"run_id={run_id}", ignore_errors=True)
 
@@ -176,7 +175,7 @@ class Store:
         journals = self.path / _JOURNALS
         if not journals.is_dir() or not any(journals.iterdir()):
             return
-        with _disk_errors(self.path), self._lock():
+        with disk_errors(self.path), self._lock():
             for journal in sorted(journals.glob("*.json")):
                 _roll_forward(self.path, journal)
 
@@ -197,7 +196,7 @@ class RunWriter:
         self._id = uuid.uuid4().hex
         self._open: dict[tuple[str, int, int], pq.ParquetWriter] = {}
         self._made_store = not store.path.exists()
-        with _disk_errors(store.path):
+        with disk_errors(store.path):
             store._create()
             self.folder = store.path / _STAGING / self._id
             self.folder.mkdir(parents=True)
@@ -239,16 +238,16 @@ class RunWriter:
             writer.close()
         self._open.clear()
         for file in sorted(self.folder.rglob("*")):
-            _fsync(file)
+            fsync(file)
         journals = self._store.path / _JOURNALS
         journals.mkdir(exist_ok=True)
         with self._store._lock():
             journal = journals / f"{self._id}.json"
             temporary = self.folder / "journal"
             temporary.write_text(json.dumps({"run_id": self._run_id, "staged": self._id, "tables": staged}))
-            _fsync(temporary)
+            fsync(temporary)
             os.replace(temporary, journal)
-            _fsync(journals)
+            fsync(journals)
             _roll_forward(self._store.path, journal)
 
     def discard(self) -> None:
@@ -288,7 +287,7 @@ def _roll_forward(root: Path, journal: Path) -> None:
         if table in plan["tables"]:
             target.parent.mkdir(parents=True, exist_ok=True)
             os.replace(source, target)
-            _fsync(target.parent)
+            fsync(target.parent)
     journal.unlink()
     shutil.rmtree(trash, ignore_errors=True)
     shutil.rmtree(staged, ignore_errors=True)
@@ -375,46 +374,3 @@ def _copy_comments(connection: duckdb.DuckDBPyConnection, table: str) -> None:
     for column in description.columns:
         text = column.comment.replace("'", "''")
         connection.execute(f'COMMENT ON COLUMN "{table}"."{column.name}" IS \'{text}\'')
-
-
-def _fsync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-@contextmanager
-def _disk_errors(path: Path) -> Iterator[None]:
-    """Turn what the file system says into sentences: full disk, read-only store, a file in the way."""
-    try:
-        yield
-    except OSError as error:
-        where, number = f"The store {str(path)!r}", _error_number(error)
-        if number in _NO_SPACE:
-            raise RefusedError(
-                f"{where} cannot be written: {_NO_SPACE[number]}. The store is as it was.",
-                "Free some space or name another folder with --store.",
-            ) from error
-        if number in (errno.EROFS, errno.EACCES, errno.EPERM):
-            raise RefusedError(
-                f"{where} cannot be written: it is read-only for you. The store is as it was.",
-                "Name a folder of your own with --store or XMEM_STORE.",
-            ) from error
-        if number in (errno.EEXIST, errno.ENOTDIR):
-            raise UsageError(f"{where} is not a folder.", "Name a folder with --store or XMEM_STORE.") from error
-        raise
-
-
-_NO_SPACE = {
-    errno.ENOSPC: "the disk is full",
-    errno.EDQUOT: "your disk quota is used up",
-    errno.EFBIG: "files may not become this large here",
-}
-
-
-def _error_number(error: OSError) -> int | None:
-    """Return errno; polars states it in its text only: `No space left on device (os error 28)`."""
-    stated = re.search(r"\(os error (\d+)\)", str(error))
-    return error.errno or (int(stated[1]) if stated else None)

@@ -103,8 +103,8 @@ MOMENTS = [
     ("xmem.store:RunWriter.write", 1),
     ("xmem.store:RunWriter.write", 3),
     ("xmem.store:RunWriter.commit", 1),
-    ("xmem.store:_fsync", 1),
-    ("xmem.store:_fsync", 8),
+    ("xmem.store:fsync", 1),
+    ("xmem.store:fsync", 8),
 ]
 CASES = [
     *[(moment, again) for moment in MOMENTS for again in (False, True)],

@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     import polars as pl
 
 #: Bytes of batches that stay in memory.
-MEMORY_BYTES = 160 << 20
+MEMORY_BYTES = 96 << 20
 
 _WORDS = ("action", "device_type", "pool_id", "phase", "category", "kind", "name", "segment_type", "state")
 #: Columns of a batch that the schema does not have: order within equal times, process of a thread.
 _EXTRA = {"events": {"order_key": "BIGINT", "process_id": "BIGINT"}}
+#: Columns that adapters may yield and nothing needs.
+_UNUSED = {"events": ("process_id",)}
 
 
 class Spool:
@@ -35,7 +37,7 @@ class Spool:
         """Keep a batch in the types of its table and return it; None where it has no rows."""
         if columns.height == 0:
             return None
-        frame = in_types_of(table, columns)
+        frame = in_types_of(table, columns).drop(_UNUSED.get(table, ()), strict=False)
         self._kept.setdefault(table, []).append(frame)
         self._rows[table] = self._rows.get(table, 0) + frame.height
         self._bytes += int(frame.estimated_size())
@@ -58,6 +60,11 @@ class Spool:
 
         frames = [self._load(kept) for kept in self._kept.pop(table, [])]
         return pl.concat(frames, how="diagonal_relaxed") if frames else empty_frame(table)
+
+    def settle(self) -> None:
+        """Put the rest on disk too where a part of it is there: the source is large."""
+        if self._folder.exists():
+            self._to_disk()
 
     def discard(self) -> None:
         """Let go of everything, on disk too."""
@@ -107,7 +114,9 @@ def complete(table: str, frame: pl.DataFrame) -> pl.DataFrame:
     """Add the columns that a frame of a table lacks, as nulls."""
     import polars as pl
 
-    absent = {name: kind for name, kind in column_types(table).items() if name not in frame.columns}
+    unused = _UNUSED.get(table, ())
+    types = column_types(table).items()
+    absent = {name: kind for name, kind in types if name not in frame.columns and name not in unused}
     return frame.with_columns(pl.lit(None, dtype=kind).alias(name) for name, kind in absent.items())
 
 

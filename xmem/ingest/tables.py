@@ -51,6 +51,7 @@ def build_tables(spool: Spool, notes: Notes, facts: dict[str, object], write: Wr
     offset_ns = int(str(notes.facts.pop("ts_offset_ns", 0)))
     counts = {"stack_count": spool.rows("stacks")}
     notes.issues.pop("no_addresses", None)  # counted again where frees are paired
+    spool.settle()
     recorded_events = complete("events", spool.take_all("events"))
     state = _final_state(spool, recorded_events, notes.filters.device)
     devices = complete("devices", spool.take_all("devices"))
