@@ -35,7 +35,7 @@ COMMENT ON TABLE events IS 'Everything that happened to memory: allocations, fre
 COMMENT ON COLUMN events.run_id IS 'Run, see runs.';
 COMMENT ON COLUMN events.rank IS 'Rank, see runs.';
 COMMENT ON COLUMN events.seq IS 'Position in the rank, from 0: device after device, in true order within a device (time, Ev Idx, file order for traces; entry order for snapshots). Memory that was there before comes first, in address order.';
-COMMENT ON COLUMN events.ts_ns IS 'Time in nanoseconds, see runs.time_base; inferred rows carry the time of the event that showed them.';
+COMMENT ON COLUMN events.ts_ns IS 'Time in nanoseconds, see runs.time_base; inferred rows carry the time of the row they stand before (memory from before: of the device''s first row).';
 COMMENT ON COLUMN events.device_type IS 'Device type, see devices.';
 COMMENT ON COLUMN events.device_index IS 'Device index, see devices.';
 COMMENT ON COLUMN events.action IS 'What happened, see the type action; a word that this version does not know is kept as it stands.';
