@@ -1,8 +1,8 @@
 """Fuzzes the snapshot readers with broken and hostile pickles and JSON: python tests/fuzz/fuzz_pickle.py [--seconds N].
 
-With atheris the coverage of safe_pickle, snapshot_forms, snapshot_columns and snapshot_sender guides it; without, seeds
-are mutated at random. Every two-hundredth input also goes through the adapter, with its process. What may come out is rows or
-an XmemError; anything else stops the run and leaves the input in crash-snapshot.bin.
+With atheris the coverage of safe_pickle, snapshot_forms, snapshot_columns and snapshot_sender guides it; without,
+seeds are mutated at random. Every two-hundredth input also goes through the adapter, with its process. What may come
+out is rows or an XmemError; anything else stops the run and leaves the input in crash-snapshot.bin.
 """
 
 from __future__ import annotations
