@@ -48,7 +48,7 @@ def command(run: str | None, form: str | None, output: str, as_json: bool, **opt
     """Write a run's memory (the newest, where no RUN is named) in the format of another tool.
 
     \b
-    xmem export --perfetto -o counters.json.gz    open beside the trace in ui.perfetto.dev
+    xmem export --perfetto -o counters.json.gz     for ui.perfetto.dev
     xmem export --speedscope -o memory.speedscope.json
     xmem export --collapsed | flamegraph.pl --countname bytes > memory.svg
     xmem export --arrow --table timeline -o timeline.arrow
