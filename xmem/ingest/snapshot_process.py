@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import queue
 import signal
 import subprocess
 import sys
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 _BLOCK = 1 << 20
+#: A message has up to 65,536 rows, a few MiB.
+_WAITING_MESSAGES = 32
 _PACKAGE = Path(__file__).parent.parent
 #: The process gets the standard library and the folder of this package, but not what `import xmem` would bring.
 _BOOT = """
@@ -57,12 +60,14 @@ def read_messages(
     command = [sys.executable, "-I", "-S", "-c", _BOOT, str(_PACKAGE), json.dumps(options)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     pump = _Pump(source, process)
+    mailbox = _Mailbox(cast(IO[bytes], process.stdout), name)
     pump.start()
+    mailbox.start()
     try:
         import polars  # noqa: F401
         import pyarrow  # noqa: F401
 
-        yield from _receive(cast(IO[bytes], process.stdout), name)
+        yield from mailbox.empty()
         pump.join()
         if pump.error is not None:
             raise pump.error
@@ -74,7 +79,9 @@ def read_messages(
     finally:
         process.kill()
         process.wait()
+        mailbox.stop()
         pump.join(timeout=10)
+        mailbox.join(timeout=10)
         for pipe in (process.stdout, process.stderr):
             cast(IO[bytes], pipe).close()
 
@@ -104,6 +111,46 @@ class _Pump(threading.Thread):
         except BaseException as error:
             self.error = error
             self._process.kill()
+
+
+class _Mailbox(threading.Thread):
+    """Takes messages in as they come, so that the process need not wait while the last one is worked on."""
+
+    def __init__(self, pipe: IO[bytes], name: str) -> None:
+        super().__init__(daemon=True)
+        self._messages: queue.Queue[Message | Exception] = queue.Queue(_WAITING_MESSAGES)
+        self._received = _receive(pipe, name)
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        """Put messages in until the last one, an error, or `stop`."""
+        try:
+            for message in self._received:
+                self._put(message)
+        except Exception as error:
+            self._put(error)
+
+    def _put(self, message: Message | Exception) -> None:
+        while not self._stopped.is_set():
+            try:
+                self._messages.put(message, timeout=0.1)
+                return
+            except queue.Full:
+                continue
+
+    def empty(self) -> Iterator[Message]:
+        """Yield the messages in order, the last one included; raise what went wrong."""
+        while True:
+            message = self._messages.get()
+            if isinstance(message, Exception):
+                raise message
+            yield message
+            if message.kind == "end":
+                return
+
+    def stop(self) -> None:
+        """Take nothing more in."""
+        self._stopped.set()
 
 
 def _receive(pipe: IO[bytes], name: str) -> Iterator[Message]:
