@@ -60,7 +60,7 @@ def test_cpu_knows_requests_and_devices_know_blocks() -> None:
     ]
 
 
-@pytest.mark.parametrize(("number", "name"), list(enumerate(DEVICE_TYPES)) + [(21, "unknown21"), (99, "unknown99")])
+@pytest.mark.parametrize(("number", "name"), [*enumerate(DEVICE_TYPES), (21, "unknown21"), (99, "unknown99")])
 def test_device_types_are_those_of_c10(number: int, name: str) -> None:
     found = read(trace(memory(1, 1, **{"Device Type": number, "Device Id": 2})))
     assert found.events.select("device_type", "device_index").rows() == [(name, -1 if number == 0 else 2)]
@@ -154,7 +154,7 @@ def test_times_since_1970_need_no_base() -> None:
 
 
 def test_absurd_times_are_cut_off() -> None:
-    found = read('{"traceEvents":[%s,{"ph":"X","name":"x","ts":1,"dur":1e999}]}' % json.dumps(PLAIN))
+    found = read(json.dumps(trace(PLAIN, span("x", dur="DUR"))).replace('"DUR"', "1e999"))
     assert found.spans["dur_ns"].to_list() == [4 * 10**18]
     assert found.counts() == {"wide_integer": 1}
 

@@ -65,8 +65,8 @@ class Span(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
     ph: ClassVar[str] = "X"
     cat: str | None = None
     name: str | None = None
-    pid: int | str | None = None
-    tid: int | str | None = None
+    pid: Int64 | str | None = None
+    tid: Int64 | str | None = None
     ts: int | float | None = None
     dur: int | float | None = None
     args: SpanArgs | None = None
@@ -77,8 +77,8 @@ class Instant(msgspec.Struct, gc=False, tag_field="ph", tag="i"):
 
     ph: ClassVar[str] = "i"
     name: str | None = None
-    pid: int | str | None = None
-    tid: int | str | None = None
+    pid: Int64 | str | None = None
+    tid: Int64 | str | None = None
     ts: int | float | None = None
     args: MemoryArgs | None = None
 
@@ -96,8 +96,8 @@ class ExactEvent(msgspec.Struct, gc=False):
     ph: str | None = None
     cat: str | None = None
     name: str | None = None
-    pid: int | str | None = None
-    tid: int | str | None = None
+    pid: Int64 | str | None = None
+    tid: Int64 | str | None = None
     ts: Any = None
     dur: Any = None
     args: Args | None = None
@@ -211,9 +211,11 @@ def _text(value: object) -> str | None:
 
 
 def _identifier(value: object) -> int | str | None:
-    if isinstance(value, (int, str)) or value is None:
-        return value
-    return int(value) if isinstance(value, Decimal) and value.is_finite() else str(value)
+    if isinstance(value, Decimal):
+        value = int(value) if value.is_finite() and value.adjusted() < 20 else None
+    if isinstance(value, int):
+        return value if -_INT64 <= value < _INT64 else None
+    return value if value is None or isinstance(value, str) else str(value)
 
 
 def _time(value: object, at: int, notes: Notes) -> Decimal | None:
