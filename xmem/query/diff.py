@@ -15,14 +15,8 @@ from xmem.units import parse_bytes
 if TYPE_CHECKING:
     import duckdb
 
-#: What memory can be compared by, and the SQL that names it for an allocation.
-KEYS = {
-    "category": "coalesce(p.category, 'unknown')",
-    "module": "p.module",
-    "operator": "p.op",
-    "stack": "s.frame || coalesce(' (' || parse_filename(s.filename) || ':' || s.line || ')', '')",
-    "step": "",
-}
+#: What memory can be compared by: columns of `_AT_PEAK`, and the peak of each step.
+KEYS = ("category", "module", "operator", "stack", "step")
 _LEVELS = ("peak_allocated_bytes", "peak_active_bytes", "peak_reserved_bytes")
 
 
@@ -76,7 +70,7 @@ class DiffOptions:
 
     rank: int | None = None
     device: str | None = None
-    by: tuple[str, ...] = tuple(KEYS)
+    by: tuple[str, ...] = KEYS
     top: int = 10
 
 
@@ -100,7 +94,12 @@ def diff(a: str, b: str, *, store: str | Path | None = None, options: DiffOption
     connection = connect(store)
     sides = [find_subject(connection, store, name, options.rank, options.device) for name in (a, b)]
     peaks = [_peaks(connection, side) for side in sides]
-    parts = {key: _compare(connection, sides, key, options.top) for key in options.by}
+    steps = [dict(connection.execute(_STEPS, side.parameters).fetchall()) for side in sides]
+    held = [connection.execute(_AT_PEAK, side.parameters).fetchall() for side in sides]
+    parts = {
+        key: _compare_steps(*steps)[: options.top] if key == "step" else _compare(*held, key, options.top)
+        for key in options.by
+    }
     return Difference(_label(sides[0]), _label(sides[1]), _changes(_LEVELS, *peaks), parts)
 
 
@@ -129,7 +128,12 @@ SELECT peak_allocated_bytes, peak_active_bytes, peak_reserved_bytes FROM peaks
 WHERE run_id = $run AND rank = $rank AND device_type = $device_type AND device_index = $device_index
 """
 _AT_PEAK = """
-SELECT {key} AS name, CAST(sum(p.bytes) AS BIGINT) AS bytes
+SELECT
+  coalesce(p.category, 'unknown') AS category,
+  p.module,
+  p.op AS operator,
+  s.frame || coalesce(' (' || parse_filename(s.filename) || ':' || s.line || ')', '') AS stack,
+  CAST(sum(p.bytes) AS BIGINT) AS bytes
 FROM at_peak AS p
 LEFT JOIN own_frames AS s ON s.run_id = p.run_id AND s.rank = p.rank AND s.stack_id = p.stack_id
 WHERE p.run_id = $run AND p.rank = $rank AND p.device_type = $device_type AND p.device_index = $device_index
@@ -170,18 +174,26 @@ def _changes(names: Sequence[str], a: Sequence[int | None], b: Sequence[int | No
     return tuple(Change(*one) for one in zip(titles, a, b, strict=True))
 
 
-def _compare(connection: duckdb.DuckDBPyConnection, sides: Sequence[Subject], key: str, top: int) -> tuple[Change, ...]:
+def _compare_steps(a: dict[int, int], b: dict[int, int]) -> tuple[Change, ...]:
+    return tuple(Change(f"step {step}", a.get(step), b.get(step)) for step in sorted(a.keys() | b.keys()))
+
+
+def _compare(a_rows: list[tuple[Any, ...]], b_rows: list[tuple[Any, ...]], key: str, top: int) -> tuple[Change, ...]:
     """Return the lines that changed most, and one line for the rest, so that they add up to the peaks."""
-    sql = _STEPS if key == "step" else _AT_PEAK.format(key=KEYS[key])
-    a, b = (dict(connection.execute(sql, side.parameters).fetchall()) for side in sides)
-    if key == "step":
-        return tuple(Change(f"step {step}", a.get(step), b.get(step)) for step in sorted(a.keys() | b.keys()))[:top]
+    a, b = (_sums(rows, KEYS.index(key)) for rows in (a_rows, b_rows))
     names = sorted(a.keys() | b.keys(), key=lambda name: (-abs(b.get(name, 0) - a.get(name, 0)), name or ""))
     lines = [Change(_shown(name), a.get(name, 0), b.get(name, 0)) for name in names]
     if len(lines) <= top:
         return tuple(lines)
     rest = lines[top:]
     return (*lines[:top], Change(f"({len(rest)} others)", *(_sum(rest, side) for side in ("a_bytes", "b_bytes"))))
+
+
+def _sums(rows: list[tuple[Any, ...]], column: int) -> dict[str | None, int]:
+    summed: dict[str | None, int] = {}
+    for row in rows:
+        summed[row[column]] = summed.get(row[column], 0) + row[-1]
+    return summed
 
 
 def _sum(lines: Sequence[Change], side: str) -> int:

@@ -6,17 +6,22 @@ WITH device AS MATERIALIZED (
   WHERE p.run_id = $run AND p.rank = $rank AND p.device_type = $device_type AND p.device_index = $device_index
 ),
 alive AS MATERIALIZED (
-  SELECT l.category, n.op, l.bytes
+  SELECT l.category, l.span_id, l.bytes
   FROM lifetimes AS l
   JOIN device AS p ON l.start_seq <= p.peak_allocated_seq AND (l.end_seq IS NULL OR l.end_seq > p.peak_allocated_seq)
-  LEFT JOIN places AS n ON n.run_id = $run AND n.rank = $rank AND n.span_id = l.span_id
   WHERE l.run_id = $run AND l.rank = $rank AND l.device_type = $device_type AND l.device_index = $device_index
 ),
 held AS (
   SELECT coalesce(category, 'unknown') AS category, CAST(sum(bytes) AS BIGINT) AS bytes, count(*) AS allocations
   FROM alive GROUP BY 1
 ),
-biggest AS (SELECT op, CAST(sum(bytes) AS BIGINT) AS bytes FROM alive WHERE op IS NOT NULL GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 3),
+biggest AS (
+  SELECT coalesce(o.name, s.name) AS op, CAST(sum(a.bytes) AS BIGINT) AS bytes
+  FROM alive AS a
+  JOIN spans AS s ON s.run_id = $run AND s.rank = $rank AND s.span_id = a.span_id
+  LEFT JOIN spans AS o ON o.run_id = $run AND o.rank = $rank AND o.span_id = s.op_id
+  GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 3
+),
 broken AS (
   SELECT d.peak_reserved_bytes - e.active_bytes AS unused_bytes, (d.peak_reserved_bytes - e.active_bytes) / d.peak_reserved_bytes AS fragmentation
   FROM device AS d

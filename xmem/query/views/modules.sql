@@ -7,19 +7,22 @@ SELECT
   l.rank,
   l.device_type,
   l.device_index,
-  n.module AS module,
+  n.name AS module,
   count(*) AS allocations,
   CAST(sum(l.bytes) AS BIGINT) AS total_bytes,
   max(l.bytes) AS largest_bytes,
-  CAST(coalesce(sum(l.bytes) FILTER (WHERE l.start_seq <= p.peak_allocated_seq AND (l.end_seq IS NULL OR l.end_seq > p.peak_allocated_seq)), 0) AS BIGINT) AS at_peak_bytes,
-  count(*) FILTER (WHERE l.start_seq <= p.peak_allocated_seq AND (l.end_seq IS NULL OR l.end_seq > p.peak_allocated_seq)) AS at_peak_allocations,
+  CAST(coalesce(sum(l.bytes) FILTER (WHERE l.start_seq <= p.peak_allocated_seq
+      AND (l.end_seq IS NULL OR l.end_seq > p.peak_allocated_seq)), 0) AS BIGINT) AS at_peak_bytes,
+  count(*) FILTER (WHERE l.start_seq <= p.peak_allocated_seq
+      AND (l.end_seq IS NULL OR l.end_seq > p.peak_allocated_seq)) AS at_peak_allocations,
   CAST(coalesce(sum(l.bytes) FILTER (WHERE l.end_seq IS NULL), 0) AS BIGINT) AS at_end_bytes,
   count(*) FILTER (WHERE l.end_seq IS NULL) AS at_end_allocations
 FROM lifetimes AS l
 JOIN peaks AS p
   ON p.run_id = l.run_id AND p.rank = l.rank
   AND p.device_type = l.device_type AND p.device_index = l.device_index
-LEFT JOIN places AS n ON n.run_id = l.run_id AND n.rank = l.rank AND n.span_id = l.span_id
+LEFT JOIN spans AS s ON s.run_id = l.run_id AND s.rank = l.rank AND s.span_id = l.span_id
+LEFT JOIN spans AS n ON n.run_id = s.run_id AND n.rank = s.rank AND n.span_id = s.module_id
 GROUP BY ALL;
 
 COMMENT ON VIEW modules IS 'Memory by module: everything allocated, alive at the peak, alive at the end.';

@@ -1,51 +1,53 @@
 -- One row for each device of each rank: its highest memory and when that was.
 -- example: SELECT run_id, rank, device_type, device_index, peak_allocated_bytes, peak_allocated_step FROM peaks
 
+-- The first event at the highest level comes from one scan: level * 2^62 - seq is greatest there.
+
 CREATE VIEW peaks AS
-WITH highest AS (
+WITH scanned AS (
   SELECT
     run_id, rank, device_type, device_index,
     max(allocated_bytes) AS allocated_bytes,
     max(active_bytes) AS active_bytes,
     max(reserved_bytes) AS reserved_bytes,
+    max(CAST(allocated_bytes AS HUGEINT) * (1::HUGEINT << 62) - seq) AS allocated_first,
+    max(CAST(reserved_bytes AS HUGEINT) * (1::HUGEINT << 62) - seq) AS reserved_first,
     max(seq) AS last_seq
   FROM events
   GROUP BY ALL
 ),
-moments AS (
+highest AS (
   SELECT
-    e.run_id, e.rank, e.device_type, e.device_index,
-    min({'seq': e.seq, 'ts_ns': e.ts_ns, 'step': e.step, 'phase': e.phase})
-      FILTER (WHERE e.allocated_bytes = h.allocated_bytes) AS allocated,
-    min({'seq': e.seq, 'ts_ns': e.ts_ns}) FILTER (WHERE e.reserved_bytes = h.reserved_bytes) AS reserved,
-    max({'seq': e.seq, 'allocated': e.allocated_bytes, 'active': e.active_bytes, 'reserved': e.reserved_bytes})
-      FILTER (WHERE e.seq = h.last_seq) AS last
-  FROM events AS e
-  JOIN highest AS h
-    ON h.run_id = e.run_id AND h.rank = e.rank
-    AND h.device_type = e.device_type AND h.device_index = e.device_index
-  WHERE e.allocated_bytes = h.allocated_bytes OR e.reserved_bytes = h.reserved_bytes OR e.seq = h.last_seq
-  GROUP BY ALL
+    * EXCLUDE (allocated_first, reserved_first),
+    CAST(CAST(allocated_bytes AS HUGEINT) * (1::HUGEINT << 62) - allocated_first AS BIGINT) AS allocated_seq,
+    CAST(CAST(reserved_bytes AS HUGEINT) * (1::HUGEINT << 62) - reserved_first AS BIGINT) AS reserved_seq
+  FROM scanned
+),
+wanted AS (
+  SELECT *, unnest(list_distinct([allocated_seq, reserved_seq, last_seq])) AS seq FROM highest
 )
 SELECT
-  h.run_id,
-  h.rank,
-  h.device_type,
-  h.device_index,
-  h.allocated_bytes AS peak_allocated_bytes,
-  m.allocated.seq AS peak_allocated_seq,
-  m.allocated.ts_ns AS peak_allocated_ns,
-  m.allocated.step AS peak_allocated_step,
-  m.allocated.phase AS peak_allocated_phase,
-  h.active_bytes AS peak_active_bytes,
-  h.reserved_bytes AS peak_reserved_bytes,
-  m.reserved.seq AS peak_reserved_seq,
-  m.reserved.ts_ns AS peak_reserved_ns,
-  m.last.allocated AS end_allocated_bytes,
-  m.last.active AS end_active_bytes,
-  m.last.reserved AS end_reserved_bytes
-FROM highest AS h
-JOIN moments AS m USING (run_id, rank, device_type, device_index);
+  w.run_id,
+  w.rank,
+  w.device_type,
+  w.device_index,
+  w.allocated_bytes AS peak_allocated_bytes,
+  w.allocated_seq AS peak_allocated_seq,
+  max(e.ts_ns) FILTER (WHERE e.seq = w.allocated_seq) AS peak_allocated_ns,
+  max(e.step) FILTER (WHERE e.seq = w.allocated_seq) AS peak_allocated_step,
+  max(e.phase) FILTER (WHERE e.seq = w.allocated_seq) AS peak_allocated_phase,
+  w.active_bytes AS peak_active_bytes,
+  w.reserved_bytes AS peak_reserved_bytes,
+  w.reserved_seq AS peak_reserved_seq,
+  max(e.ts_ns) FILTER (WHERE e.seq = w.reserved_seq) AS peak_reserved_ns,
+  max(e.allocated_bytes) FILTER (WHERE e.seq = w.last_seq) AS end_allocated_bytes,
+  max(e.active_bytes) FILTER (WHERE e.seq = w.last_seq) AS end_active_bytes,
+  max(e.reserved_bytes) FILTER (WHERE e.seq = w.last_seq) AS end_reserved_bytes
+FROM wanted AS w
+JOIN events AS e ON e.run_id = w.run_id AND e.rank = w.rank AND e.seq = w.seq
+WHERE w.allocated_bytes IS NOT NULL
+GROUP BY w.run_id, w.rank, w.device_type, w.device_index, w.allocated_bytes, w.allocated_seq, w.active_bytes,
+  w.reserved_bytes, w.reserved_seq;
 
 COMMENT ON VIEW peaks IS 'Highest and final memory of each device, and the event at which the highest was reached first.';
 COMMENT ON COLUMN peaks.run_id IS 'Run, see runs.';
