@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.ingest.traces import MIB, memory, read, span, trace
@@ -312,6 +312,7 @@ def test_any_valid_json_is_read_without_loss(others: list[Any], place: int, inde
 @settings(deadline=None, max_examples=150)
 @given(st.binary(max_size=60), st.integers(0, 1), st.integers(0, 40))
 def test_junk_inside_costs_at_most_its_neighbour(junk: bytes, place: int, shift: int) -> None:
+    assume(b"]" not in junk)  # that may end the list
     records = [json.dumps(memory(at, at)).encode() for at in range(1, 8)]
     position = 2 if place == 0 else 3
     records[position] = records[position][:shift] + junk + records[position][shift:]

@@ -226,7 +226,7 @@ class RecordStream(Generic[T]):
         if own is None and _is_unfinished(part[start:]):
             return None  # what looked like its end is inside of it
         if own is not None and _FOLLOWS.match(part, own):
-            near = own
+            near = own if near is None else min(near, own)
         elif near is None:
             closing = self.shape.end.search(part, start) if self._ended else None
             if closing is None:
