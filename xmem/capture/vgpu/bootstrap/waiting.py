@@ -1,0 +1,78 @@
+"""Waits until a process imports torch and until it first uses CUDA; hands on to the recorder then."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import os
+import sys
+from typing import Any
+
+#: Tensors on the host from this many elements on are left as they are by initialisers: their values mean nothing.
+SKIPPED_FROM = 1 << 16
+_RANDOM_METHODS = ("normal_", "uniform_", "random_", "bernoulli_", "exponential_", "trunc_normal_")
+
+
+class TorchWaiter(importlib.abc.MetaPathFinder):
+    """Finds torch as usual and prepares it once it is imported."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        """Wrap the loader of torch; leave every other module alone."""
+        if fullname != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec("torch")
+        if spec is None or spec.loader is None:
+            return None
+        run = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            run(module)
+            prepare(module, self.folder)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def wait_for_torch(folder: str) -> None:
+    """Begin to wait."""
+    sys.meta_path.insert(0, TorchWaiter(folder))
+
+
+def prepare(torch: Any, folder: str) -> None:
+    """Leave large initial values out, and start the recorder when CUDA starts."""
+    skip_initial_values(torch)
+    spec = importlib.util.spec_from_file_location("xmem_vgpu_recorder", os.path.join(folder, "recorder.py"))
+    if spec is None or spec.loader is None:
+        return
+    recorder = importlib.util.module_from_spec(spec)
+    sys.modules["xmem_vgpu_recorder"] = recorder
+    spec.loader.exec_module(recorder)
+    if os.environ.get("XMEM_VGPU_SANDBOX"):
+        recorder.fence_off(torch)
+    torch.cuda._lazy_call(lambda: recorder.start(torch))
+
+
+def skip_initial_values(torch: Any) -> None:
+    """Make initialisers leave large tensors on the host untouched, so that their pages are never taken."""
+    init = torch.nn.init
+    for name in dir(init):
+        if name.endswith("_") and not name.startswith("_"):
+            setattr(init, name, _skipping(getattr(init, name)))
+    for name in _RANDOM_METHODS:
+        if hasattr(torch.Tensor, name):
+            setattr(torch.Tensor, name, _skipping(getattr(torch.Tensor, name)))
+
+
+def _skipping(function: Any) -> Any:
+    def initialise(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if tensor.device.type == "cpu" and tensor.numel() >= SKIPPED_FROM:
+            return tensor
+        return function(tensor, *args, **kwargs)
+
+    initialise.__name__ = getattr(function, "__name__", "initialise")
+    initialise.__doc__ = getattr(function, "__doc__", None)
+    return initialise
