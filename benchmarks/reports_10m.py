@@ -10,7 +10,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.big_store import make_store
+from big_store import make_store
+
 from xmem.query.reports import reports
 
 
@@ -26,7 +27,7 @@ def main() -> None:
             make_store(store, events=arguments.events)
         page = Path(folder) / "page.html"
         _time(["report", "html", "-o", str(page), "--store", str(store)], "html")
-        print(f"  {page.stat().st_size:,} bytes")
+        sys.stdout.write(f"{'size of the page':24s} {page.stat().st_size:,} bytes\n")
         for one in reports():
             _time(["report", one.name, "--store", str(store), "--json"], one.name)
         _time(["query", "FROM peaks", "--store", str(store)], "query: FROM peaks")
@@ -38,7 +39,9 @@ def _time(arguments: list[str], label: str) -> None:
     subprocess.run([sys.executable, "-m", "xmem", *arguments], check=True, capture_output=True)
     wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    print(f"{label:24s} {wall:6.2f} s wall  {cpu:6.2f} s cpu  {after.ru_maxrss >> 10:6,} MiB most so far", flush=True)
+    most = f"{after.ru_maxrss >> 10:6,} MiB most so far"
+    sys.stdout.write(f"{label:24s} {wall:6.2f} s wall  {cpu:6.2f} s cpu  {most}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -367,6 +367,8 @@ def _steps(picture: Picture) -> Any:
         return None
     unit, _ = picture.unit
     names = {"peak": "#cc6677", "after": "#4477aa"}
+    numbers = [row["step"] for row in peak_rows(picture)]
+    shown = numbers[:: -(-len(numbers) // 16)]
     colours = alt.Scale(domain=list(names), range=list(names.values()))
     encoded = (
         alt.Chart(alt.NamedData("steps"))
@@ -375,7 +377,7 @@ def _steps(picture: Picture) -> Any:
             x=alt.X(
                 "step:Q",
                 title="step",
-                axis=alt.Axis(tickMinStep=1, format="d", grid=False),
+                axis=alt.Axis(values=shown, format="d", grid=False),
                 scale=alt.Scale(zero=False),
             ),
             y=alt.Y("size:Q", title=f"allocated, {unit}"),

@@ -97,7 +97,9 @@ def diff(a: str, b: str, *, store: str | Path | None = None, options: DiffOption
     steps = [dict(connection.execute(_STEPS, side.parameters).fetchall()) for side in sides]
     held = [connection.execute(_AT_PEAK, side.parameters).fetchall() for side in sides]
     parts = {
-        key: _compare_steps(*steps)[: options.top] if key == "step" else _compare(*held, key, options.top)
+        key: _compare_steps(steps[0], steps[1])[: options.top]
+        if key == "step"
+        else _compare(held[0], held[1], key, options.top)
         for key in options.by
     }
     return Difference(_label(sides[0]), _label(sides[1]), _changes(_LEVELS, *peaks), parts)

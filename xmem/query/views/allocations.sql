@@ -1,5 +1,5 @@
 -- One row for each allocation: how many bytes, who asked for them, what for, from when to when.
--- example: SELECT category, count(*) AS allocations, sum(bytes) AS bytes FROM allocations GROUP BY category ORDER BY bytes DESC
+-- example: SELECT category, count(*) AS allocations, sum(bytes) AS bytes FROM allocations GROUP BY category ORDER BY bytes DESC, category
 
 CREATE VIEW allocations AS
 SELECT

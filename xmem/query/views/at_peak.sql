@@ -1,5 +1,5 @@
 -- One row for each allocation that was alive when its device held most: what the peak is made of.
--- example: SELECT category, op, sum(bytes) AS bytes, count(*) AS allocations FROM at_peak GROUP BY ALL ORDER BY bytes DESC LIMIT 10
+-- example: SELECT category, op, sum(bytes) AS bytes, count(*) AS allocations FROM at_peak GROUP BY ALL ORDER BY bytes DESC, category, op LIMIT 10
 
 CREATE VIEW at_peak AS
 SELECT

@@ -1,5 +1,5 @@
 -- One row for each category on each device: what memory is for.
--- example: SELECT category, at_peak_bytes, allocations FROM categories ORDER BY at_peak_bytes DESC
+-- example: SELECT category, at_peak_bytes, allocations FROM categories ORDER BY at_peak_bytes DESC, category
 
 CREATE VIEW categories AS
 SELECT

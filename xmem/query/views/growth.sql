@@ -1,5 +1,5 @@
 -- One row for each step and kind of allocation that outlived it: what each step leaves behind.
--- example: SELECT step, category, op, left_bytes, kept_bytes FROM growth ORDER BY run_id, rank, step, left_bytes DESC LIMIT 20
+-- example: SELECT step, category, op, left_bytes, kept_bytes FROM growth ORDER BY run_id, rank, step, left_bytes DESC, category, op LIMIT 20
 
 CREATE VIEW growth AS
 SELECT

@@ -1,5 +1,5 @@
 -- One row for each kernel, copy or fill that ran on a device, with the operator that launched it.
--- example: SELECT name, count(*) AS launches, sum(dur_ns) AS dur_ns FROM kernels GROUP BY name ORDER BY dur_ns DESC LIMIT 10
+-- example: SELECT name, count(*) AS launches, sum(dur_ns) AS dur_ns FROM kernels GROUP BY name ORDER BY dur_ns DESC, name LIMIT 10
 
 CREATE VIEW kernels AS
 WITH launches AS (

@@ -1,5 +1,5 @@
 -- One row for each module on each device: which modules allocate.
--- example: SELECT module, at_peak_bytes, total_bytes, allocations FROM modules ORDER BY at_peak_bytes DESC LIMIT 10
+-- example: SELECT module, at_peak_bytes, total_bytes, allocations FROM modules ORDER BY at_peak_bytes DESC, module LIMIT 10
 
 CREATE VIEW modules AS
 SELECT

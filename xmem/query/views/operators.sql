@@ -1,5 +1,5 @@
 -- One row for each operator on each device: which operators allocate.
--- example: SELECT op, at_peak_bytes, total_bytes, allocations FROM operators ORDER BY at_peak_bytes DESC LIMIT 10
+-- example: SELECT op, at_peak_bytes, total_bytes, allocations FROM operators ORDER BY at_peak_bytes DESC, op LIMIT 10
 
 CREATE VIEW operators AS
 SELECT

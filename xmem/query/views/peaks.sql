@@ -1,5 +1,5 @@
 -- One row for each device of each rank: its highest memory and when that was.
--- example: SELECT run_id, rank, device_type, device_index, peak_allocated_bytes, peak_allocated_step FROM peaks
+-- example: SELECT run_id, rank, device_type, device_index, peak_allocated_bytes, peak_allocated_step FROM peaks ORDER BY ALL
 
 -- The first event at the highest level comes from one scan: level * 2^62 - seq is greatest there.
 

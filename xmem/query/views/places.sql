@@ -1,5 +1,5 @@
 -- One row for each span: the operator and the module that memory allocated in it belongs to.
--- example: SELECT op, module, count(*) AS spans FROM places GROUP BY ALL ORDER BY spans DESC LIMIT 10
+-- example: SELECT op, module, count(*) AS spans FROM places GROUP BY ALL ORDER BY spans DESC, op, module LIMIT 10
 
 CREATE VIEW places AS
 SELECT

@@ -1,5 +1,5 @@
 -- One row for each memory pool on each device: what private pools (CUDA graphs) hold.
--- example: SELECT pool_id, at_peak_bytes, reserved_end_bytes FROM pools ORDER BY at_peak_bytes DESC
+-- example: SELECT pool_id, at_peak_bytes, reserved_end_bytes FROM pools ORDER BY at_peak_bytes DESC, pool_id
 
 CREATE VIEW pools AS
 WITH held AS (

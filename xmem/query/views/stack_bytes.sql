@@ -1,5 +1,5 @@
 -- One row for each call stack on each device: which code allocates (`stacks` is the table of frames).
--- example: SELECT frame, filename, line, at_peak_bytes FROM stack_bytes ORDER BY at_peak_bytes DESC LIMIT 10
+-- example: SELECT frame, filename, line, at_peak_bytes FROM stack_bytes ORDER BY at_peak_bytes DESC, stack_id, device_type LIMIT 10
 
 CREATE VIEW stack_bytes AS
 WITH sums AS (

@@ -1,5 +1,5 @@
 -- One row for each training step on each device: its peak, and the memory before and after it.
--- example: SELECT step, peak_allocated_bytes, start_allocated_bytes, end_allocated_bytes FROM steps ORDER BY run_id, rank, step
+-- example: SELECT step, peak_allocated_bytes, start_allocated_bytes, end_allocated_bytes FROM steps ORDER BY run_id, rank, device_type, device_index, step
 
 CREATE VIEW steps AS
 WITH found AS (

@@ -1,5 +1,5 @@
 -- One row for each stream on each device: what each stream holds, and strands.
--- example: SELECT stream, at_peak_bytes, reserved_end_bytes, unused_end_bytes FROM streams ORDER BY at_peak_bytes DESC
+-- example: SELECT stream, at_peak_bytes, reserved_end_bytes, unused_end_bytes FROM streams ORDER BY at_peak_bytes DESC, stream
 
 CREATE VIEW streams AS
 WITH several AS (
