@@ -62,7 +62,9 @@ def command(words: tuple[str, ...], as_json: bool, quiet: bool, verbose: bool, *
         **{name: options[name] for name in ("steps", "timeout_s", "sandbox")},
     )
     outcome = run_job(job, gpu, told, sys.stderr)
-    read = ingest(outcome.files, options=IngestOptions(store=options["store"], as_ranks=len(outcome.files) > 1))[0]
+    read = ingest(
+        outcome.files, options=IngestOptions(store=options["store"], as_ranks=len(outcome.files) > 1, name=outcome.name)
+    )[0]
     print_text(json_text(_facts(outcome, gpu, read)) if as_json else _text(outcome, gpu, read))
     return _exit_code(outcome)
 
@@ -126,6 +128,7 @@ def _peaks(outcome: Outcome) -> list[dict[str, int]]:
             "rank": part.rank or 0,
             "device": device,
             "peak_allocated_bytes": stats["allocated_bytes.all.peak"],
+            "communicator_bytes": part.communicators.get(device, 0),
             "peak_reserved_bytes": stats["reserved_bytes.all.peak"],
             "num_alloc_retries": stats["num_alloc_retries"],
             "num_ooms": stats["num_ooms"],
@@ -182,5 +185,7 @@ def _text(outcome: Outcome, gpu: VirtualGpu, read: Ingested) -> str:
         where = f"rank {peak['rank']} cuda:{peak['device']}" if len(outcome.files) > 1 else f"cuda:{peak['device']}"
         rows.append((f"{where} allocated", f"{bytes_text(peak['peak_allocated_bytes'])}  peak"))
         rows.append((f"{where} reserved", f"{bytes_text(peak['peak_reserved_bytes'])}  peak"))
+        if peak["communicator_bytes"]:
+            rows.append((f"{where} NCCL", f"{bytes_text(peak['communicator_bytes'])}  assumed, outside the allocator"))
     notes = [f"note: {make_inert(note)}" for note in outcome.notes]
     return "\n".join([head, "", *fact_lines(rows), "", *notes, f"next: xmem simulate {read.run_id} --gpu 24"])

@@ -30,6 +30,7 @@ class Part:
     marks: list[Any] = field(default_factory=list)
     stats: dict[int, dict[str, int]] = field(default_factory=dict)
     unmodelled: list[str] = field(default_factory=list)
+    communicators: dict[int, int] = field(default_factory=dict)
 
     def add(self, line: Line) -> None:
         """Take one more line."""
@@ -41,6 +42,8 @@ class Part:
         self.marks += line["marks"]
         self.stats |= {int(device): stats for device, stats in line["stats"].items()}
         self.unmodelled = line["unmodelled"]
+        for device, size in line["communicators"].items():
+            self.communicators[int(device)] = max(size, self.communicators.get(int(device), 0))
 
     @property
     def steps(self) -> int:
@@ -89,6 +92,7 @@ def write_log(part: Part, target: Path, facts: Line) -> Path:
 def log_lines(part: Part, facts: Line) -> Iterable[Line]:
     """Yield the lines of the event log."""
     metadata = {**facts, "status": part.status, "cudnn_version": part.header["cudnn_version"], "statistics": part.stats}
+    metadata["communicator_bytes"] = part.communicators
     yield {
         "xmem": 1,
         "torch_version": part.header["torch_version"],

@@ -20,7 +20,7 @@ from typing import IO, Any
 from xmem.capture.vgpu.library import build_library
 from xmem.capture.vgpu.recording import Part, read_parts, write_log
 from xmem.capture.vgpu.settings import Recording, VirtualGpu, make_environment
-from xmem.capture.vgpu.torch_facts import TorchFacts, find_torch
+from xmem.capture.vgpu.torch_facts import find_torch
 from xmem.errors import UnreadableError, UsageError
 
 Progress = Callable[[str], None]
@@ -45,11 +45,17 @@ class Job:
     timeout_s: int = 300
     sandbox: bool = False
 
+    @property
+    def name(self) -> str:
+        """The script's name without its ending: what recordings and the run are called."""
+        return Path(next((word for word in self.command if word.endswith(".py")), self.command[-1])).stem
+
 
 @dataclass(frozen=True)
 class Outcome:
     """What came of it: an event log for each process that used a card, and how it ended."""
 
+    name: str
     files: tuple[Path, ...]
     parts: tuple[Part, ...]
     exit_code: int
@@ -92,7 +98,7 @@ def run_job(job: Job, gpu: VirtualGpu, progress: Progress | None = None, to: IO[
         files = _write_logs(parts, job, gpu)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return _outcome(parts, files, code, seconds, torch)
+    return _outcome(job, parts, files, (code, seconds))
 
 
 def make_command(words: Sequence[str], python: str) -> list[str]:
@@ -197,8 +203,7 @@ def _write_logs(parts: list[Part], job: Job, gpu: VirtualGpu) -> tuple[Path, ...
         "non_torch_bytes": gpu.taken_bytes,
         "command": list(job.command),
     }
-    named = next((word for word in job.command if word.endswith(".py")), job.command[-1])
-    stem = Path(named).stem
+    stem = job.name
     ranked = [part if part.rank is not None or len(parts) == 1 else _ranked(part, n) for n, part in enumerate(parts)]
     names = [stem if len(parts) == 1 else f"{stem}-rank{part.rank}" for part in ranked]
     return tuple(
@@ -211,23 +216,24 @@ def _ranked(part: Part, number: int) -> Part:
     return part
 
 
-def _outcome(parts: list[Part], files: tuple[Path, ...], code: int, seconds: float, torch: TorchFacts) -> Outcome:
+def _outcome(job: Job, parts: list[Part], files: tuple[Path, ...], ending: tuple[int, float]) -> Outcome:
     statuses = {part.status for part in parts}
     worst = next((s for s in sorted(statuses) if s.startswith("error")), None)
     status = worst or next((s for s in ("killed", "timeout", "steps", "ended") if s in statuses), "ended")
     return Outcome(
+        name=job.name,
         files=files,
         parts=tuple(parts),
-        exit_code=code,
+        exit_code=ending[0],
         status=status,
         steps=max(part.steps for part in parts),
-        seconds=seconds,
+        seconds=ending[1],
         host_peak_bytes=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
-        notes=tuple(_notes(parts, torch)),
+        notes=tuple(_notes(parts)),
     )
 
 
-def _notes(parts: list[Part], torch: TorchFacts) -> list[str]:
+def _notes(parts: list[Part]) -> list[str]:
     notes = [MEANINGLESS]
     cudnn = parts[0].header["cudnn_version"]
     if cudnn and not parts[0].header["asks_cudnn"]:

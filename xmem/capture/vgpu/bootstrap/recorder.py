@@ -194,7 +194,8 @@ class Recorder:
         with self.lock:
             snapshot = self.torch._C._cuda_memorySnapshot(None)
             traces = snapshot["device_traces"]
-            news = {device: self._entries(device, trace) for device, trace in enumerate(traces) if trace}
+            used = [n for n, trace in enumerate(traces) if n in self.written or _has_allocations(trace)]
+            news = {device: self._entries(device, traces[device]) for device in used}
             marks, self.marks = self.marks, []
             self._write(
                 {
@@ -205,6 +206,7 @@ class Recorder:
                     "marks": marks,
                     "stats": {device: self._statistics(device) for device in news},
                     "unmodelled": _unmodelled(),
+                    "communicators": {device: _communicators(device) for device in news},
                 }
             )
 
@@ -252,10 +254,20 @@ def _rank(torch: Any) -> int | None:
     return int(text) if text.isdigit() else None
 
 
+def _has_allocations(trace: list[Any]) -> bool:
+    return any(entry["action"] == "alloc" for entry in trace)
+
+
 def _unmodelled() -> list[str]:
     text = ctypes.create_string_buffer(1 << 16)
     ctypes.CDLL("libcuda.so.1").xmem_vgpu_unmodelled(text, len(text))
     return sorted(filter(None, text.value.decode().split("\n")))
+
+
+def _communicators(device: int) -> int:
+    function = ctypes.CDLL("libcuda.so.1").xmem_vgpu_communicators
+    function.restype = ctypes.c_uint64
+    return int(function(device))
 
 
 def _place(tensor: Any) -> tuple[int, int] | None:

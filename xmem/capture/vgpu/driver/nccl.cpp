@@ -6,10 +6,14 @@
 struct Communicator { int ranks, rank, device; uint64_t bytes; };
 struct UniqueId { char bytes[128]; };
 
+static uint64_t in_communicators[MOST_DEVICES];
+API uint64_t xmem_vgpu_communicators(int device) { return in_communicators[device]; }
+
 static Status open_communicator(void** made, int ranks, int rank) {
   LOCKED;
   uint64_t bytes = ranks > 1 ? card().communicator_bytes : 0;
   if (!take_memory(current_device, bytes)) return 1;  // ncclUnhandledCudaError
+  in_communicators[current_device] += bytes;
   *made = new Communicator{ranks, rank, current_device, bytes};
   return OK;
 }
@@ -40,6 +44,7 @@ static Status close_communicator(void* it) {
   LOCKED;
   if (!it) return OK;
   give_memory(((Communicator*)it)->device, ((Communicator*)it)->bytes);
+  in_communicators[((Communicator*)it)->device] -= ((Communicator*)it)->bytes;
   delete (Communicator*)it;
   return OK;
 }
