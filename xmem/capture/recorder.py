@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from xmem.capture.hollow import REAL, run_hollow
 
 #: Operators that hold a Python number in memory; the number stays on the host in a GPU run.
-HOST_LITERALS = frozenset({"aten::lift_fresh", "aten::scalar_tensor"})
+HOST_LITERALS = frozenset({"aten::lift_fresh"})
 
 #: What one recorded event holds, in order.
 EVENT_COLUMNS = ("ts_ns", "action", "alloc_id", "requested_bytes", "span_id", "step", "phase")
@@ -136,6 +136,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             self.spans.pop()
         return out
 
+    def _own_storage(self, tensor: Any) -> str:
+        """Name the allocation under a tensor that is no view: autograd may add into it."""
+        if not isinstance(tensor, torch.Tensor) or tensor._is_view():
+            return ""
+        known = self._live.get(tensor.untyped_storage()._cdata)
+        return "" if known is None else str(known[1])
+
     def is_on_host(self, tensor: torch.Tensor) -> bool:
         """Tell whether this tensor would stay on the host in a GPU run."""
         return tensor.device.type == self.device_type and tensor.untyped_storage()._cdata in self._host
@@ -166,6 +173,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         span_id = len(self.spans)
         shapes, strides, types, concrete = _describe_inputs((*args, *kwargs.values()))
         parent = self.modules[-1] if self.modules else None
+        if name == "aten::add" and args and torch._C._current_graph_task_id() != -1:
+            concrete[0] = self._own_storage(args[0])
         start, sequence = self.now(), _sequence_number()
         self._op = span_id
         place = (self.phase(), self.step)

@@ -17,7 +17,10 @@ from xmem.errors import XmemError
 from xmem.version import __version__
 
 #: Commands in the order of the help page; each is a module of this package that holds a click command `command`.
-VERBS = ("ingest", "inspect", "runs", "simulate", "gpus", "query", "report", "diff", "export", "explain", "schema")
+VERBS = (
+    "ingest", "inspect", "runs", "simulate", "gpus", "query", "report", "diff", "export", "explain",
+    "profile", "estimate", "evaluate", "schema",
+)  # fmt: skip
 
 EXIT_INTERNAL = 70
 EXIT_INTERRUPTED = 130

@@ -94,7 +94,9 @@ def estimate(
 
     target = parse_gpu(gpu)
     wanted = workload.with_batch(max(workload.batch_size, 8)) if how.max_batch else workload
-    job = prepare_job(wanted, cache=how.cache, exact=how.exact and not how.max_batch, check=how.check, progress=how.progress)
+    job = prepare_job(
+        wanted, cache=how.cache, exact=how.exact and not how.max_batch, check=how.check, progress=how.progress
+    )
     best = find_max_batch(job, target, options, how.progress) if how.max_batch else None
     size = workload.batch_size if best is None else max(best.batch_size, 1)
     judgement, effects = judge_batch(job, size, target, options)

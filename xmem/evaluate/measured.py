@@ -20,6 +20,8 @@ from xmem.simulate.rules import gpu_facts
 Progress = Callable[[str], None]
 #: What torch the measured runs had.
 MEASURED_TORCH = "2.6.0"
+#: The least that reports give for a CUDA context (RTX 3090, torch 2.7); the measured cards drove nothing else.
+NON_TORCH = "256MiB"
 NEEDED = ("model", "optimizer", "batch_size", "total_gpu_memory", "ground_bytes", "real_oom")
 ENGINES = ("cpu",)
 _ZERO_GRAD = {"": "start", "0": "start", "1": "before-backward", "2": "end"}
@@ -104,7 +106,7 @@ def estimate_row(job: Job, row: dict[str, str]) -> dict[str, Any]:
 
     gpu = find_gpu(row.get("gpu_name", ""))
     target = Target(row.get("gpu_name", ""), int(row["total_gpu_memory"]), "", gpu)
-    options = SimulateOptions(torch_version=MEASURED_TORCH)
+    options = SimulateOptions(torch_version=MEASURED_TORCH, non_torch=NON_TORCH)
     batch_size = int(row["batch_size"])
     table, _ = job.requests(batch_size, gpu_facts(target, (2, 6)))
     case = make_case(job, batch_size, target, options)

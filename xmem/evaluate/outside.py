@@ -40,5 +40,3 @@ def outside_lines(non_torch_bytes: int) -> tuple[OutsideLine, ...]:
         ),
         OutsideLine("taken off the GPU in this verdict", non_torch_bytes, non_torch_bytes, "--non-torch"),
     )
-
-

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _THREADS = {"7.5": 1024, "8.6": 1536, "8.7": 1536, "8.9": 1536, "12.0": 1536, "12.1": 1536}
 _MOST_THREADS = 2048
 #: cuBLAS workspace of torch 2.14.1 by major compute capability; 2.6.0 has the large one on 9 only.
+#: Transposing workspaces up to this size are modelled; see docs/accuracy.md for what other limits give.
+CUDNN_WORKSPACE_LIMIT = 32 << 20
 _CUBLAS_LARGE, _CUBLAS = 33_554_432, 8_519_680
 
 
@@ -29,6 +31,7 @@ class GpuFacts:
     threads_per_multiprocessor: int
     compute_capability: str
     cublas_workspace_bytes: int
+    cudnn_workspace_limit: int
     note: str
 
 
@@ -55,6 +58,7 @@ def gpu_facts(target: Target, torch_version: tuple[int, ...] = (2, 14)) -> GpuFa
         threads_per_multiprocessor=_THREADS.get(gpu.compute_capability, _MOST_THREADS),
         compute_capability=gpu.compute_capability,
         cublas_workspace_bytes=_CUBLAS_LARGE if large else _CUBLAS,
+        cudnn_workspace_limit=CUDNN_WORKSPACE_LIMIT,
         note=note,
     )
 
@@ -78,7 +82,9 @@ def rule_descriptions() -> dict[str, str]:
 
 def load_cpu_run(connection: duckdb.DuckDBPyConnection, run_id: str, rank: int, prefix: str = "cpu") -> None:
     """Make the tables PREFIX_allocations and PREFIX_operators from a run of the store."""
-    text = _sql("cpu_run").replace("{allocations}", f"{prefix}_allocations").replace("{operators}", f"{prefix}_operators")
+    text = (
+        _sql("cpu_run").replace("{allocations}", f"{prefix}_allocations").replace("{operators}", f"{prefix}_operators")
+    )
     for statement in text.split(";\n"):
         if "SELECT" in statement:
             connection.execute(statement, {"run_id": run_id, "rank": rank})
@@ -111,12 +117,13 @@ def apply_rules(connection: duckdb.DuckDBPyConnection, facts: GpuFacts) -> tuple
     """Make the table `requests` from cpu_allocations and cpu_operators, as the GPU would see it."""
     connection.execute(
         "CREATE OR REPLACE TEMP TABLE gpu AS SELECT $1::BIGINT AS multiprocessors, $2::BIGINT AS"
-        " threads_per_multiprocessor, $3 AS compute_capability, $4::BIGINT AS cublas_workspace_bytes",
+        " threads_per_multiprocessor, $3::DOUBLE AS compute_capability, $4::BIGINT AS cublas_workspace_bytes, $5::BIGINT AS cudnn_workspace_limit",
         [
             facts.multiprocessors,
             facts.threads_per_multiprocessor,
             facts.compute_capability,
             facts.cublas_workspace_bytes,
+            facts.cudnn_workspace_limit,
         ],
     )
     connection.execute(_sql("cpu_to_gpu"))

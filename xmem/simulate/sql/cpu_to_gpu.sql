@@ -2,10 +2,10 @@
 --
 -- Before this file runs, the connection holds
 --   cpu_allocations (alloc_id, bytes, from_ns, from_seq, until_ns, until_seq, span_id, step, phase, category): lifetimes; until_ns is null for what stays
---   cpu_operators   (span_id, name, from_ns, until_ns, phase, step, shapes BIGINT[][], strides BIGINT[][], types VARCHAR[], concrete VARCHAR[])
+--   cpu_operators   (span_id, name, op, from_ns, until_ns, phase, step, shapes BIGINT[][], strides BIGINT[][], types VARCHAR[], concrete VARCHAR[])
 --   gpu             (multiprocessors, threads_per_multiprocessor, compute_capability, cublas_workspace_bytes, cudnn_workspace_limit)
 --
--- Each rule is a SELECT of edits: drop, resize or move an allocation of the CPU run, or add one that only CUDA makes.
+-- Each rule is a SELECT of edits: drop, resize, move or extend an allocation of the CPU run, or add one that only CUDA makes.
 -- A place is a time and a slot: slots order what CUDA does within one instant of the CPU run.
 -- Facts are from torch 2.14.1 running its CUDA code on a virtual GPU, operator by operator, unless a rule says otherwise.
 
@@ -111,6 +111,49 @@ CREATE OR REPLACE TEMP TABLE edits (
   from_ns BIGINT, from_slot INTEGER, until_ns BIGINT, until_slot INTEGER, span_id BIGINT
 );
 
+-- rule: cpu_temporary
+-- What a CPU kernel allocates and frees within one operator is its own scratch; CUDA kernels have other scratch, or none.
+INSERT INTO edits BY NAME
+SELECT 'cpu_temporary' AS rule, 'drop' AS change, a.alloc_id, a.bytes, a.span_id
+FROM cpu_allocations a JOIN cpu_operators o USING (span_id) WHERE a.from_ns >= o.from_ns AND a.until_ns <= o.until_ns;
+
+-- rule: fused_dropout
+-- Unfused dropout keeps a mask of floats on the CPU; CUDA's fused one keeps one byte an element.
+INSERT INTO edits BY NAME
+SELECT 'fused_dropout' AS rule, 'resize' AS change, noise.alloc_id, noise.bytes // item_bytes(types[1]) AS bytes, span_id
+FROM outputs noise JOIN cpu_operators o USING (span_id) JOIN cpu_allocations a USING (alloc_id)
+WHERE o.name = 'aten::dropout' AND noise.nth = 1 AND types[1] IS NOT NULL AND (a.until_ns IS NULL OR a.until_ns > o.until_ns);
+
+-- rule: gradient_sum_in_place
+-- Autograd adds a second gradient into the first one's memory where nothing else holds it and it is no view; a recording that watches
+-- every operator sees a new tensor instead. The recorder names the first operand's allocation.
+CREATE OR REPLACE TEMP TABLE sums AS
+SELECT o.span_id, sum.alloc_id, sum.bytes, sum.until_ns, sum.until_seq, dead.alloc_id AS reused_id
+FROM (
+  SELECT span_id, until_ns, lead(from_ns) OVER (ORDER BY from_ns, span_id) AS next_ns, name, phase, shapes, concrete FROM cpu_operators
+) o JOIN outputs USING (span_id) JOIN cpu_allocations sum USING (alloc_id)
+JOIN cpu_allocations dead ON dead.alloc_id = TRY_CAST(o.concrete[1] AS BIGINT) AND dead.until_ns BETWEEN o.until_ns AND o.next_ns AND dead.bytes = sum.bytes
+WHERE o.name = 'aten::add' AND o.phase = 'backward' AND o.shapes[1] = o.shapes[2] AND len(o.shapes) = 2;
+
+-- A sum may be summed into again: follow each chain to the memory in which it began.
+CREATE OR REPLACE TEMP TABLE sum_chains AS
+WITH RECURSIVE chains AS (
+  SELECT alloc_id, reused_id AS root_id, bytes, until_ns, until_seq, span_id, 1 AS length FROM sums
+  UNION ALL
+  SELECT c.alloc_id, s.reused_id, c.bytes, c.until_ns, c.until_seq, c.span_id, c.length + 1 FROM chains c JOIN sums s ON s.alloc_id = c.root_id
+)
+SELECT alloc_id, arg_max(root_id, length) AS root_id, any_value(bytes) AS bytes, any_value(until_ns) AS until_ns,
+  any_value(until_seq) AS until_seq, any_value(span_id) AS span_id
+FROM chains GROUP BY alloc_id;
+
+INSERT INTO edits BY NAME
+SELECT 'gradient_sum_in_place' AS rule, 'drop' AS change, alloc_id, bytes, span_id FROM sum_chains;
+
+INSERT INTO edits BY NAME
+SELECT 'gradient_sum_in_place' AS rule, 'extend' AS change, root_id AS alloc_id, any_value(bytes) AS bytes,
+  arg_max(until_ns, coalesce(until_ns, 9223372036854775807)) AS until_ns, any_value(span_id) AS span_id
+FROM sum_chains GROUP BY root_id;
+
 -- rule: dropout_mask_first
 -- Fused dropout allocates its mask (one byte an element) before its output.
 INSERT INTO edits BY NAME
@@ -207,6 +250,22 @@ FROM (
   (copies_image AND backward, elements(image), second_ns, 1, second_ns, 2)
 ) AS copy(made, bytes, from_at, from_slot, until_at, until_slot) WHERE made;
 
+-- rule: cudnn_workspace
+-- Tensor-core kernels of kernels larger than 1x1 work in channels last: cuDNN transposes NCHW operands into a workspace for the call
+-- (cuDNN 9.24's choice for cc 8.0 and later, float32 as TF32; other versions choose otherwise, see docs/accuracy.md).
+INSERT INTO edits BY NAME
+SELECT 'cudnn_workspace' AS rule, 'add' AS change, bytes * item_bytes(type) AS bytes, at_ns AS from_ns, 5 AS from_slot, at_ns AS until_ns, 6 AS until_slot, span_id
+FROM (
+  SELECT c.*, data.from_ns AS data_ns, weights.from_ns AS weights_ns FROM convolutions c
+  LEFT JOIN outputs data ON data.span_id = c.span_id AND data.nth = 1
+  LEFT JOIN outputs weights ON weights.span_id = c.span_id AND weights.nth = CASE WHEN image_wanted THEN 2 ELSE 1 END
+  WHERE groups = 1 AND NOT last AND len(image) = 4 AND image[2] > 4 AND weight[3] * weight[4] > 1 AND (SELECT compute_capability >= 8 FROM gpu)
+), LATERAL (VALUES
+  (NOT backward, elements(image) + elements(weight), data_ns),
+  (backward AND image_wanted, elements(gradient) + elements(image) + elements(weight), data_ns),
+  (backward, elements(gradient) + elements(image) + elements(weight), weights_ns)
+) AS workspace(needed, bytes, at_ns) WHERE needed AND bytes * item_bytes(type) <= (SELECT cudnn_workspace_limit FROM gpu);
+
 -- rule: depthwise_gradient_order
 -- The depthwise kernel's backward allocates the weight's gradient before the input's.
 INSERT INTO edits BY NAME
@@ -218,10 +277,11 @@ WHERE backward AND depthwise AND image_wanted AND first.nth = 1 AND second.nth =
 CREATE OR REPLACE TEMP TABLE gpu_allocations AS
 WITH kept AS (
   SELECT a.alloc_id, coalesce(r.bytes, a.bytes) AS bytes, a.from_seq, a.until_seq, coalesce(m.from_ns, a.from_ns) AS from_ns, coalesce(m.from_slot, 0) AS from_slot,
-    coalesce(m.until_ns, a.until_ns) AS until_ns, coalesce(m.until_slot, 0) AS until_slot, a.span_id, a.step, a.phase, a.category, coalesce(m.rule, r.rule) AS rule
+    CASE WHEN e.alloc_id IS NULL THEN a.until_ns ELSE e.until_ns END AS until_ns, 0 AS until_slot, a.span_id, a.step, a.phase, a.category, coalesce(m.rule, r.rule, e.rule) AS rule
   FROM cpu_allocations a
   LEFT JOIN (SELECT * FROM edits WHERE change = 'move') m USING (alloc_id)
   LEFT JOIN (SELECT * FROM edits WHERE change = 'resize') r USING (alloc_id)
+  LEFT JOIN (SELECT * FROM edits WHERE change = 'extend') e USING (alloc_id)
   WHERE NOT EXISTS (FROM edits d WHERE d.change = 'drop' AND d.alloc_id = a.alloc_id)
 ), added AS (
   SELECT (SELECT coalesce(max(alloc_id), 0) FROM cpu_allocations) + row_number() OVER (ORDER BY e.from_ns, e.from_slot, e.rule) AS alloc_id,
@@ -233,7 +293,7 @@ SELECT * FROM kept WHERE bytes > 0 UNION ALL BY NAME SELECT * FROM added;
 
 CREATE OR REPLACE TEMP TABLE requests AS
 SELECT row_number() OVER (ORDER BY at_ns, slot, place, alloc_id) - 1 AS seq, action, alloc_id, bytes, 0::BIGINT AS stream, '0:0' AS pool_id,
-  happening.step, happening.phase, category, o.name AS op
+  happening.step, happening.phase, category, o.op
 FROM (
   SELECT from_ns AS at_ns, from_slot AS slot, from_seq AS place, 'alloc' AS action, * FROM gpu_allocations
   UNION ALL

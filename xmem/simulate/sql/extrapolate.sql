@@ -30,7 +30,7 @@ SELECT s.alloc_id, on_line(s.bytes, l.bytes, rise, width)::BIGINT AS bytes, s.fr
 FROM (FROM numbered_allocations WHERE run = 'small') s JOIN (FROM numbered_allocations WHERE run = 'large') l ON s.nth = l.nth, line;
 
 CREATE OR REPLACE TEMP TABLE cpu_operators AS
-SELECT s.span_id, s.name, s.from_ns, s.until_ns, s.phase, s.step,
+SELECT s.span_id, s.name, s.op, s.from_ns, s.until_ns, s.phase, s.step,
   list_transform(list_zip(s.shapes, l.shapes), lambda two: list_transform(list_zip(two[1], two[2]), lambda pair: on_line(pair[1], pair[2], rise, width)::BIGINT)) AS shapes,
   list_transform(list_zip(s.strides, l.strides), lambda two: list_transform(list_zip(two[1], two[2]), lambda pair: on_line(pair[1], pair[2], rise, width)::BIGINT)) AS strides,
   s.types, s.concrete

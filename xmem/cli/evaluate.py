@@ -1,0 +1,83 @@
+"""`xmem evaluate`: how good the estimates are."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from xmem.cli.options import json_option, print_text, terminal_width, verbosity_options
+from xmem.render import json_text, make_inert, table_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from xmem.evaluate.metrics import Summary
+
+
+@click.group()
+def command() -> None:
+    """Score the estimator against what was measured."""
+
+
+@command.command()
+@click.option("--runs", metavar="FILE", required=True, help="CSV of measured runs.")
+@click.option("--sample", type=click.IntRange(min=1), metavar="N", help="N rows spread over the file.  [default: all]")
+@click.option("--engine", default="cpu", show_default=True, help="How profiles are made.")
+@click.option("--page", metavar="FILE", help="Write the accuracy page there, with its chart beside it.")
+@click.option("--cache", metavar="FOLDER", envvar="XMEM_CACHE", help="Where profiles are kept.  [default: user cache]")
+@json_option
+@verbosity_options
+def measured(as_json: bool, quiet: bool, verbose: bool, **options: Any) -> None:
+    """Estimate measured runs and compare: error, sign, verdict, time, beside the published estimators.
+
+    The file needs the columns model, optimizer, batch_size, total_gpu_memory, ground_bytes and real_oom.
+
+    \b
+    xmem evaluate measured --runs measured_runs.csv --sample 20
+    """
+    from xmem.evaluate.measured import EvaluateOptions, evaluate_measured
+    from xmem.evaluate.metrics import by_model, summaries
+
+    page = options.pop("page")
+    told = None if quiet else lambda text: print(make_inert(text), file=sys.stderr)  # noqa: T201
+    rows = evaluate_measured(options.pop("runs"), EvaluateOptions(**options, progress=told))
+    overall, models = summaries(rows), by_model(rows)
+    if page is not None:
+        from xmem.evaluate.accuracy_page import write_page
+
+        write_page(rows, page)
+    if as_json:
+        found = {"rows": rows, "summaries": [asdict(s) for s in overall], "models": [asdict(s) for s in models]}
+        print_text(json_text(found))
+    else:
+        print_text(_text(overall) + "\n\nby model, CNN rows less set-up\n" + _text(models))
+
+
+def _text(summaries: Sequence[Summary]) -> str:
+    header = ("", "rows", "median", "p90", "worst", "bias", "OOM caught", "false alarms", "runtime")
+    return table_text(header, [_cells(summary) for summary in summaries], width=terminal_width())
+
+
+def _cells(summary: Summary) -> tuple[str, ...]:
+    runtime = "" if summary.median_runtime_s is None else f"{summary.median_runtime_s:.1f} s"
+    return (
+        summary.name,
+        str(summary.rows),
+        share_text(summary.median_error),
+        share_text(summary.p90_error),
+        share_text(summary.worst_error, signed=True),
+        share_text(summary.median_signed, signed=True),
+        f"{summary.ooms_caught} of {summary.ooms}",
+        str(summary.false_alarms),
+        runtime,
+    )
+
+
+def share_text(value: float | None, *, signed: bool = False) -> str:
+    """Show a share in per cent."""
+    if value is None:
+        return "-"
+    return f"{value:+.2%}" if signed else f"{value:.2%}"
