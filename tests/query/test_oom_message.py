@@ -88,6 +88,8 @@ def test_noise_breaks_and_repeats() -> None:
 
 
 def test_what_is_no_message_is_said() -> None:
+    with pytest.raises(UnreadableError):
+        read_messages("hello")
     with pytest.raises(UnreadableError) as caught:
         read_messages("all is well; CUDA out of memory is a sad thing")
     assert str(caught.value) == (

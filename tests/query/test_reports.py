@@ -84,6 +84,10 @@ CASES = {
         ,,,2048,0.4444444444444444,2,1536,2560,3,
         encode,model.py,12,512,0.1111111111111111,1,0,1024,2,0
         remember,train.py,40,0,0.0,0,256,256,1,2""",
+    "idle": """\
+        stream,idle_category,idle_ns,share,busy_ns,launches,peak_allocated_bytes
+        7,host_wait,60,0.75,50,3,4608
+        7,kernel_wait,20,0.25,50,3,4608""",
     "kernels": """\
         name,kind,op,launches,duration_ns,share,at_peak
         gemm<float>,kernel,aten::mm,1,20,0.4,true

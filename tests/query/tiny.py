@@ -187,8 +187,18 @@ DEVICES = [
      "complete_history": False},
 ]  # fmt: skip
 
+IDLE = [{"stream": 7, "idle_category": "host_wait", "idle_ns": 60, "share": 0.75},
+        {"stream": 7, "idle_category": "kernel_wait", "idle_ns": 20, "share": 0.25}]  # fmt: skip
+
 
 def write_training(path: Path, **changes: object) -> Store:
     """Write the run that most tests here read."""
-    tables = {"spans": SPANS, "stacks": STACKS, "segments": SEGMENTS, "blocks": BLOCKS, "devices": DEVICES}
+    tables = {
+        "hta_idle_time": IDLE,
+        "spans": SPANS,
+        "stacks": STACKS,
+        "segments": SEGMENTS,
+        "blocks": BLOCKS,
+        "devices": DEVICES,
+    }
     return write(path, TRAINING, **{**tables, **changes})  # type: ignore[arg-type]

@@ -61,7 +61,7 @@ def page(run: str | None = None, *, store: str | Path | None = None, options: Re
     alive = find_alive(connection, subject, picture.curve)
     reports = {
         name: run_report(connection, find_report(name), subject, _TABLE_ROWS)
-        for name in ("summary", "peak", "steps", "operators", "modules", "kernels", "time")
+        for name in ("summary", "peak", "steps", "operators", "modules", "kernels", "time", "idle")
     }
     segments = find_segments(connection, subject, int(picture.curve.points["seq"][picture.curve.peak]))
     facts = _facts(connection, subject)
@@ -192,6 +192,9 @@ def _sections(
         yield _section(
             "Time beside memory", "How long each step took and how long the device worked.", "", reports["time"]
         )
+    if reports["idle"].rows():
+        text = "Why each stream was idle, by holistic-trace-analysis."
+        yield _section("Idle time", text, "", reports["idle"])
     yield _table_section(
         "Found while reading",
         "What was repaired, inferred or lost; nothing is repaired silently.",

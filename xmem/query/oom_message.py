@@ -103,9 +103,9 @@ def read_messages(text: str) -> tuple[OomMessage, ...]:
     """
     flat = " ".join(text.split())
     heads = list(_HEADS.finditer(flat))
-    ends = [head.start() for head in heads[1:]] + [len(flat)]
+    ends = [*(head.start() for head in heads[1:]), len(flat)]
     found: dict[str, OomMessage] = {}
-    for head, end in zip(heads, ends, strict=True):
+    for head, end in zip(heads, ends, strict=False):  # without a head there is one end too many
         body = flat[head.start() : min(end, head.start() + _LONGEST)]
         message = _read(head, body)
         if not (head["bare"] or message.tried_bytes is not None or "tried_bytes" in message.impossible):
