@@ -9,6 +9,10 @@ from xmem.errors import RefusedError, UnreadableError, UsageError, XmemError
 from xmem.version import __version__
 
 if TYPE_CHECKING:
+    from xmem.capture import Workload
+    from xmem.capture.profile import profile
+    from xmem.capture.record import mark, record
+    from xmem.evaluate.estimate import Estimate, EstimateOptions, estimate
     from xmem.ingest import Filters, Ingested, IngestOptions, ingest
     from xmem.ingest.inspect import Inspection, inspect
     from xmem.query import connect, query, runs
@@ -24,16 +28,23 @@ if TYPE_CHECKING:
 
 #: Where each name of the API lives; a name is imported when it is first used, so `import xmem` costs nothing.
 _HOMES = {
+    "Estimate": "xmem.evaluate.estimate",
+    "EstimateOptions": "xmem.evaluate.estimate",
     "Filters": "xmem.ingest",
     "IngestOptions": "xmem.ingest",
     "Ingested": "xmem.ingest",
     "Inspection": "xmem.ingest.inspect",
     "SimulateOptions": "xmem.simulate",
     "Verdict": "xmem.simulate",
+    "Workload": "xmem.capture",
     "connect": "xmem.query",
+    "estimate": "xmem.evaluate.estimate",
     "gpus": "xmem.simulate",
     "inspect": "xmem.ingest.inspect",
+    "mark": "xmem.capture.record",
+    "profile": "xmem.capture.profile",
     "recommend": "xmem.simulate",
+    "record": "xmem.capture.record",
     "runs": "xmem.query",
     "simulate_ops": "xmem.simulate",
     "sweep": "xmem.simulate",
@@ -42,6 +53,8 @@ _HOMES = {
 _ROOMS = ("ingest", "query", "simulate")
 
 __all__ = [
+    "Estimate",
+    "EstimateOptions",
     "Filters",
     "IngestOptions",
     "Ingested",
@@ -51,14 +64,19 @@ __all__ = [
     "UnreadableError",
     "UsageError",
     "Verdict",
+    "Workload",
     "XmemError",
     "__version__",
     "connect",
+    "estimate",
     "gpus",
     "ingest",
     "inspect",
+    "mark",
+    "profile",
     "query",
     "recommend",
+    "record",
     "runs",
     "simulate",
     "simulate_ops",

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from xmem.capture.recorder import Recorder
 
 _EFFICIENT = "aten::_scaled_dot_product_efficient_attention"
+_ATTENTION_PARAMETERS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 _FLASH = "aten::_scaled_dot_product_flash_attention"
 #: What makes tensors out of nothing: without a device they stay on the host in a GPU run.
 FACTORIES = frozenset(
@@ -65,12 +66,15 @@ class CudaPaths(TorchFunctionMode):  # type: ignore[misc]
                 return moved
             copy = moved.clone()
         self.recorder.virtual("aten::_to_copy", (args[0],), (copy,))
+        if self.recorder.in_optimizer == 0:
+            self.recorder.adopt((copy,), "input")
         return copy
 
-    def _attention(
-        self, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
-        is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-    ) -> Any:  # fmt: skip
+    def _attention(self, *args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(_ATTENTION_PARAMETERS, args, strict=False)), **kwargs}
+        query, key, value = (given[name] for name in _ATTENTION_PARAMETERS[:3])
+        attn_mask, enable_gqa = given.get("attn_mask"), given.get("enable_gqa", False)
+        dropout_p, is_causal, scale = given.get("dropout_p", 0.0), given.get("is_causal", False), given.get("scale")
         backend = choose_attention(query, key, value, attn_mask, enable_gqa)
         if backend is None:
             with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
@@ -116,7 +120,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
             if values:
                 out.copy_(F.scaled_dot_product_attention(query, key, value, mask, **options))
         # The order of the outputs is the order in which CUDA allocates them.
-        outputs = (seed, offset, out, lse) if backend == _EFFICIENT else (out, lse, seed, offset)
+        outputs: tuple[Any, ...] = (seed, offset, out, lse) if backend == _EFFICIENT else (out, lse, seed, offset)
         if backend == _EFFICIENT and options["dropout_p"]:
             outputs = (out, lse)  # the generator's seed and offset are numbers on the host then
         recorder.virtual(backend, (query, key, value, mask, options["dropout_p"], options["is_causal"]), outputs)
@@ -193,7 +197,7 @@ def without_compiler() -> Iterator[None]:
     plain = [getattr(getattr(optimizer, name), "__wrapped__", None) for name in names]
     marked = [function for function in plain if function is not None and not hasattr(function, "__dynamo_disable")]
     for function in marked:
-        setattr(function, "__dynamo_disable", function)  # noqa: B010 - the name would be mangled
+        setattr(function, "__dynamo_disable", function)
     try:
         yield
     finally:

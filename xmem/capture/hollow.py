@@ -20,10 +20,30 @@ LARGE = 1 << 14
 _LIKE_FIRST = frozenset(
     "aten::" + name
     for name in (
-        "gelu relu tanh silu sigmoid hardswish hardsigmoid hardtanh exp neg pow sqrt rsqrt clone zeros_like"
-        " gelu_backward threshold_backward tanh_backward silu_backward hardswish_backward hardsigmoid_backward"
-        " hardtanh_backward native_dropout_backward"
-    ).split()
+        "gelu",
+        "relu",
+        "tanh",
+        "silu",
+        "sigmoid",
+        "hardswish",
+        "hardsigmoid",
+        "hardtanh",
+        "exp",
+        "neg",
+        "pow",
+        "sqrt",
+        "rsqrt",
+        "clone",
+        "zeros_like",
+        "gelu_backward",
+        "threshold_backward",
+        "tanh_backward",
+        "silu_backward",
+        "hardswish_backward",
+        "hardsigmoid_backward",
+        "hardtanh_backward",
+        "native_dropout_backward",
+    )
 )
 #: Operators whose output is as large as their first input and contiguous.
 _CONTIGUOUS = frozenset(
@@ -32,7 +52,24 @@ _CONTIGUOUS = frozenset(
 _BINARY = frozenset(("aten::add", "aten::sub", "aten::mul", "aten::div"))
 _IN_PLACE = frozenset(
     "aten::" + name + "_"
-    for name in "add sub mul div addcmul addcdiv lerp copy fill zero relu hardtanh hardswish silu bernoulli sqrt".split()
+    for name in [
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "addcmul",
+        "addcdiv",
+        "lerp",
+        "copy",
+        "fill",
+        "zero",
+        "relu",
+        "hardtanh",
+        "hardswish",
+        "silu",
+        "bernoulli",
+        "sqrt",
+    ]
 )
 
 

@@ -1,4 +1,4 @@
-"""Builds the model that a name means: torchvision, a shipped or given configuration, timm, or the user's own function."""
+"""Builds the model that a name means: torchvision, a configuration, timm, or the user's own function."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ import torch
 from xmem.capture.cuda_paths import CudaPaths, foreach_as_on_cuda, without_compiler
 from xmem.capture.models import Built, build_model, require
 from xmem.capture.recorder import Recorder
+from xmem.capture.watching import gradients, place_on_device, state_tensors, watch_model
 from xmem.capture.workload import Workload
 from xmem.errors import UsageError
 
@@ -29,12 +30,12 @@ def run_workload(workload: Workload, progress: Callable[[int], None] | None = No
         _switch_on_checkpointing(module)
     recorder = Recorder(hollow=True)
     context = contextlib.ExitStack()
-    for part in (_one_thread(), without_compiler(), foreach_as_on_cuda(), _watching(recorder, module)):
+    for part in (_one_thread(), without_compiler(), foreach_as_on_cuda(), watch_model(recorder, module)):
         context.enter_context(part)
     with context, CudaPaths(recorder, values=False), recorder:
         place_on_device(recorder, module)
         optimizer = built.optimizer or make_optimizer(workload, module)
-        recorder.adopt(_state_tensors(optimizer), "optimizer_state")
+        recorder.adopt(state_tensors(optimizer), "optimizer_state")
         _loop(workload, built, optimizer, recorder, progress)
     return recorder
 
@@ -48,14 +49,6 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def place_on_device(recorder: Recorder, module: torch.nn.Module) -> None:
-    """Record parameters and buffers in the order in which `module.to(device)` copies them."""
-    for child in module.children():
-        place_on_device(recorder, child)
-    recorder.adopt((p for p in module._parameters.values() if p is not None), "parameter")
-    recorder.adopt((b for b in module._buffers.values() if b is not None), "parameter")
 
 
 def make_optimizer(workload: Workload, module: torch.nn.Module) -> Any:
@@ -100,6 +93,7 @@ class _Step:
         self.kept: Any = None
 
     def run(self) -> None:
+        """Run forward, backward and the optimizer's step."""
         workload = self.workload
         if workload.zero_grad == "start":
             self._zero_grad()
@@ -109,9 +103,9 @@ class _Step:
             if workload.zero_grad == "before-backward" and part == 0:
                 self._zero_grad()
             self.loss.backward()
-        self._adopt_gradients()
+        self.recorder.adopt(gradients(self.optimizer), "gradient")
         self.optimizer.step()
-        self.recorder.adopt(_state_tensors(self.optimizer), "optimizer_state")
+        self.recorder.adopt(state_tensors(self.optimizer), "optimizer_state")
         if workload.zero_grad == "end":
             self._zero_grad()
         if self.built.inputs == "images":
@@ -119,10 +113,6 @@ class _Step:
 
     def _zero_grad(self) -> None:
         self.optimizer.zero_grad(set_to_none=self.workload.set_to_none)
-
-    def _adopt_gradients(self) -> None:
-        grads = (p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None)
-        self.recorder.adopt(grads, "gradient")
 
     def _forward(self) -> None:
         kind = self.built.inputs
@@ -167,18 +157,11 @@ class _Step:
 
 
 def token_batch(size: int, length: int) -> dict[str, torch.Tensor]:
-    """Make a padded batch: real batches hold shorter rows, and models treat a mask with zeros otherwise than without."""
+    """Make a padded batch: real batches hold shorter rows, and models treat masks with zeros in another way."""
     mask = torch.ones(size, length, dtype=torch.long)
     mask[1:, int(length * (1 - PAD_SHARE)) :] = 0
     tokens = torch.ones(size, length, dtype=torch.long)
     return {"input_ids": tokens, "attention_mask": mask, "labels": tokens.clone()}
-
-
-def _state_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
-    for state in getattr(optimizer, "state", {}).values():
-        for name, value in state.items():
-            if isinstance(value, torch.Tensor) and name != "step":
-                yield value
 
 
 def _logits(outputs: Any) -> Any:
@@ -221,46 +204,3 @@ def _switch_on_checkpointing(module: Any) -> None:
     if not hasattr(module, "gradient_checkpointing_enable"):
         raise UsageError("This model has no gradient_checkpointing_enable(), so checkpointing cannot be switched on.")
     module.gradient_checkpointing_enable()
-
-
-@contextlib.contextmanager
-def _watching(recorder: Recorder, module: torch.nn.Module) -> Iterator[None]:
-    """Open a span round every module call and optimizer step while the context lasts."""
-    names = {id(child): name or type(child).__name__ for name, child in module.named_modules()}
-    handles = watch_modules(recorder, names) + watch_optimizers(recorder)
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def watch_modules(recorder: Recorder, names: dict[int, str]) -> list[Any]:
-    """Record module calls as spans named after the module's place in the model."""
-    from torch.nn.modules import module as nn_module
-
-    def enter(module: torch.nn.Module, inputs: Any) -> None:
-        name = names.get(id(module), type(module).__name__)
-        recorder.modules.append(recorder.open_span("module", f"nn.Module: {name}"))
-
-    def leave(module: torch.nn.Module, inputs: Any, output: Any) -> None:
-        if recorder.modules:
-            recorder.close_span(recorder.modules.pop())
-
-    return [
-        nn_module.register_module_forward_pre_hook(enter),
-        nn_module.register_module_forward_hook(leave, always_call=True),
-    ]
-
-
-def watch_optimizers(recorder: Recorder) -> list[Any]:
-    """Note when any optimizer's step runs."""
-    from torch.optim import optimizer as optim
-
-    def enter(optimizer: Any, args: Any, kwargs: Any) -> None:
-        recorder.in_optimizer += 1
-
-    def leave(optimizer: Any, args: Any, kwargs: Any) -> None:
-        recorder.in_optimizer = max(0, recorder.in_optimizer - 1)
-
-    return [optim.register_optimizer_step_pre_hook(enter), optim.register_optimizer_step_post_hook(leave)]

@@ -1,4 +1,4 @@
-"""`estimate`: profile, ingest and simulate in one call; will this training job fit on that GPU, and up to which batch?"""
+"""`estimate`: profile, ingest and simulate in one call; does this job fit on that GPU, and up to which batch?"""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class EstimateOptions:
-    """How to estimate: where profiles are kept, whether to extrapolate and check, whether to search the largest batch."""
+    """How to estimate: where profiles are kept, whether to extrapolate and check, whether to search a batch."""
 
     cache: str | Path | None = None
     exact: bool = False
@@ -87,7 +87,7 @@ def estimate(
     *,
     gpu: str | int,
     options: SimulateOptions = _DEFAULTS,
-    how: EstimateOptions = EstimateOptions(),  # noqa: B008 - frozen
+    how: EstimateOptions = EstimateOptions(),
 ) -> Estimate:
     """Estimate a training job's memory on a GPU from CPU runs of small batches; raises UsageError."""
     from xmem.simulate.gpu_table import parse_gpu

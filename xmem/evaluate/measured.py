@@ -51,7 +51,7 @@ def read_runs(path: str | Path) -> list[dict[str, str]]:
         return list(reader)
 
 
-def evaluate_measured(path: str | Path, how: EvaluateOptions = EvaluateOptions()) -> list[dict[str, Any]]:  # noqa: B008
+def evaluate_measured(path: str | Path, how: EvaluateOptions = EvaluateOptions()) -> list[dict[str, Any]]:
     """Estimate every row and return the file's own columns with the estimate's."""
     if how.engine not in ENGINES:
         raise UsageError(f"The engine {how.engine!r} is unknown.", f"Choose from {', '.join(ENGINES)}.")

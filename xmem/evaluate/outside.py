@@ -24,7 +24,7 @@ def outside_lines(non_torch_bytes: int) -> tuple[OutsideLine, ...]:
             "CUDA context and kernels",
             256 * MIB,
             500 * MIB,
-            "reports for CUDA 12 and later: 256 MiB (RTX 3090), 426 MiB (RTX 6000 Ada); older versions took up to 1 GiB",
+            "reports for CUDA 12 and later: 256 MiB (RTX 3090), 426 MiB (RTX 6000 Ada); older ones up to 1 GiB",
         ),
         OutsideLine(
             "kernel modules loaded while training",

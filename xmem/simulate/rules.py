@@ -109,7 +109,7 @@ def extrapolate(
     if count:
         raise UsageError(
             f"The profiles with batch sizes {small_size} and {large_size} differ in {count} places, first at {name}.",
-            f"The job does not grow evenly with the batch: profile it with batch size {wanted} itself (--no-extrapolate).",
+            f"The job does not grow evenly with the batch: profile batch size {wanted} itself (--no-extrapolate).",
         )
 
 
@@ -117,7 +117,8 @@ def apply_rules(connection: duckdb.DuckDBPyConnection, facts: GpuFacts) -> tuple
     """Make the table `requests` from cpu_allocations and cpu_operators, as the GPU would see it."""
     connection.execute(
         "CREATE OR REPLACE TEMP TABLE gpu AS SELECT $1::BIGINT AS multiprocessors, $2::BIGINT AS"
-        " threads_per_multiprocessor, $3::DOUBLE AS compute_capability, $4::BIGINT AS cublas_workspace_bytes, $5::BIGINT AS cudnn_workspace_limit",
+        " threads_per_multiprocessor, $3::DOUBLE AS compute_capability, $4::BIGINT AS cublas_workspace_bytes,"
+        " $5::BIGINT AS cudnn_workspace_limit",
         [
             facts.multiprocessors,
             facts.threads_per_multiprocessor,
