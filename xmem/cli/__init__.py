@@ -19,8 +19,11 @@ from xmem.version import __version__
 #: Commands in the order of the help page; each is a module of this package that holds a click command `command`.
 VERBS = (
     "ingest", "inspect", "runs", "simulate", "gpus", "query", "report", "diff", "export", "explain",
-    "profile", "estimate", "evaluate", "schema",
+    "profile", "run", "estimate", "evaluate", "schema",
 )  # fmt: skip
+
+#: Modules that have another name than their verb: `run` is a function of this package.
+MODULES = {"run": "run_script"}
 
 EXIT_INTERNAL = 70
 EXIT_INTERRUPTED = 130
@@ -43,7 +46,7 @@ class VerbGroup(click.Group):
         """Import and return a verb."""
         if cmd_name not in VERBS:
             return None
-        command: click.Command = importlib.import_module(f"xmem.cli.{cmd_name}").command
+        command: click.Command = importlib.import_module(f"xmem.cli.{MODULES.get(cmd_name, cmd_name)}").command
         _name_variables(cmd_name, command)
         return command
 

@@ -82,7 +82,7 @@ def _lines(file: Path) -> Iterator[Line]:
 def write_log(part: Part, target: Path, facts: Line) -> Path:
     """Write the event log of one process; `facts` goes into its metadata. The file is complete or not there."""
     temporary = target.with_name(f".{target.name}.part")
-    with gzip.GzipFile(temporary, "wb", compresslevel=4, mtime=0) as packed:
+    with temporary.open("wb") as file, gzip.GzipFile("", "wb", compresslevel=4, fileobj=file, mtime=0) as packed:
         for line in log_lines(part, facts):
             packed.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
     os.replace(temporary, target)

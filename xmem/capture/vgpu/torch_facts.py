@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 import subprocess
@@ -19,6 +20,15 @@ _ASK = (
     "import importlib.util, json; s = importlib.util.find_spec('torch');"
     "print(json.dumps(s.submodule_search_locations[0] if s and s.submodule_search_locations else None))"
 )
+
+
+#: Names the Python that has the CUDA build of torch, where it is not the one that runs xmem.
+PYTHON_VARIABLE = "XMEM_CUDA_PYTHON"
+
+
+def default_python() -> str:
+    """Return the Python to run jobs with where none is given."""
+    return os.environ.get(PYTHON_VARIABLE) or sys.executable
 
 
 @dataclass(frozen=True)

@@ -145,6 +145,12 @@ static Library& library() {
   return *it;
 }
 
+static bool asks_too_much(void* plan) {  // a limit that perturbs the choice of engines
+  static const uint64_t most = number_setting("XMEM_VGPU_WORKSPACE_MOST_BYTES", ~0ull);
+  int64_t bytes = 0, count = 0;
+  return most != ~0ull && library().get(plan, PLAN_WORKSPACE, INT64, 1, &count, &bytes) == OK && (uint64_t)bytes > most;
+}
+
 struct Descriptor { std::map<int, std::pair<int64_t, std::string>> attributes; };  // where there is none to ask
 
 static Status answer_without_library(Descriptor* it, int which, int type, int64_t room, int64_t* count, void* to) {
@@ -206,7 +212,9 @@ API Status cudnnBackendFinalize(void* descriptor) {
   int which = kind == dnn::HEURISTIC ? dnn::HEURISTIC_DEVICE : kind == dnn::PLAN ? dnn::PLAN_DEVICE
               : kind == dnn::ENGINE  ? dnn::ENGINE_DEVICE : 0;
   if (which) real.set(descriptor, which, dnn::DESCRIPTOR_POINTER, 1, &real.device);
-  return real.finalize(descriptor);
+  Status status = real.finalize(descriptor);
+  if (status == OK && kind == dnn::PLAN && dnn::asks_too_much(descriptor)) return DNN_NOT_SUPPORTED;
+  return status;
 }
 API Status cudnnBackendSetAttribute(void* descriptor, int which, int type, int64_t count, const void* from) {
   if (dnn::library()) {

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from xmem.ingest import Ingested
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+_AS_WRITTEN = {"ignore_unknown_options": True, "allow_interspersed_args": False, "show_default": True}
+
+
+@click.command(context_settings=_AS_WRITTEN)
 @click.argument("words", metavar="SCRIPT [ARGS]...", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--gpu", metavar="GPU", required=True, help="A name (xmem gpus), a size, or a card's TOML file.")
 @click.option(
@@ -32,7 +35,11 @@ if TYPE_CHECKING:
 @click.option("--non-torch", metavar="SIZE", help="Memory of the card that is never free.  [default: 0.4GiB]")
 @click.option("--addresses", type=click.Choice(("down", "up")), default="down", help="Order of cudaMalloc's addresses.")
 @click.option("--sandbox", is_flag=True, help="Write no checkpoints, no files elsewhere, and reach no other machine.")
-@click.option("--python", metavar="FILE", help="Python that has the job's torch.  [default: the one that runs xmem]")
+@click.option(
+    "--python",
+    metavar="FILE",
+    help="Python that has the job's torch.  [default: XMEM_CUDA_PYTHON, else the one that runs xmem]",
+)
 @click.option("-o", "--output", metavar="FOLDER", default="xmem-run", help="Where recordings go.")
 @click.option("--cache", metavar="FOLDER", envvar="XMEM_CACHE", help="Where the driver is kept.  [default: user cache]")
 @store_option
@@ -50,6 +57,7 @@ def command(words: tuple[str, ...], as_json: bool, quiet: bool, verbose: bool, *
     xmem run --gpu a100 torchrun --nproc-per-node 2 train.py
     """
     from xmem.capture.vgpu.run import Job, devices_wanted, run_job
+    from xmem.capture.vgpu.torch_facts import default_python
     from xmem.ingest import IngestOptions, ingest
 
     told = None if quiet else lambda text: print(make_inert(text), file=sys.stderr)  # noqa: T201
@@ -58,7 +66,7 @@ def command(words: tuple[str, ...], as_json: bool, quiet: bool, verbose: bool, *
         command=words,
         output=Path(options["output"]),
         cache=_cache(options["cache"]),
-        python=options["python"] or sys.executable,
+        python=options["python"] or default_python(),
         **{name: options[name] for name in ("steps", "timeout_s", "sandbox")},
     )
     outcome = run_job(job, gpu, told, sys.stderr)

@@ -1,0 +1,103 @@
+"""Runs many described jobs on virtual cards in a few processes, without histories: peaks only, a second or so each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from xmem.capture.vgpu.library import build_library
+from xmem.capture.vgpu.settings import Recording, VirtualGpu, make_environment
+from xmem.capture.vgpu.torch_facts import TorchFacts, find_torch
+from xmem.capture.workload import Workload
+from xmem.errors import UsageError
+
+MODULE = "xmem.capture.vgpu.workloads"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One job on one card; `lengths` and `batch_sizes` give each iteration its own; without `cudnn` no workspaces."""
+
+    key: str
+    workload: Workload
+    gpu: VirtualGpu
+    lengths: tuple[int, ...] = ()
+    batch_sizes: tuple[int, ...] = ()
+    cudnn: bool = True
+    workspace_most_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """What the real allocator counted: peaks over all iterations and after set-up, and whether memory ran out."""
+
+    oom: bool
+    peak_reserved_bytes: int
+    peak_allocated_bytes: int
+    setup_reserved_bytes: int
+    first_peak_reserved_bytes: int
+    num_alloc_retries: int
+    iterations: list[dict[str, int]] = field(default_factory=list)
+
+
+def run_many(runs: Sequence[Run], python: str, cache: Path) -> Iterator[tuple[Run, Peaks | str]]:
+    """Yield every run with its peaks, or with why it could not be run, in the order given."""
+    torch = find_torch(python)
+    library = build_library(torch, cache)
+    by_key = {run.key: run for run in runs}
+    lines = "".join(json.dumps(_job(run, torch, library)) + "\n" for run in runs)
+    environment = _base_environment(runs[0], torch, library) if runs else {}
+    done = subprocess.run(
+        [python, "-m", MODULE], input=lines, env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise UsageError(f"Jobs cannot be run on the virtual GPU: {last[:300]}", f"The Python is {python}.")
+    for line in done.stdout.splitlines():
+        if line.startswith('{"key"'):
+            found = json.loads(line)
+            yield by_key[found["key"]], _peaks(found)
+
+
+def _base_environment(run: Run, torch: TorchFacts, library: Path) -> dict[str, str]:
+    environment = make_environment(run.gpu, torch, library, Recording(Path()))
+    for name in ("XMEM_VGPU_FOLDER", "PYTHONPATH"):
+        environment.pop(name, None)
+    own = str(Path(__file__).parents[3])
+    return environment | {"PYTHONPATH": os.pathsep.join(filter(None, [own, os.environ.get("PYTHONPATH")]))}
+
+
+def _job(run: Run, torch: TorchFacts, library: Path) -> dict[str, Any]:
+    settings = make_environment(run.gpu, torch, library, Recording(Path()), {})
+    wanted = {key: value for key, value in settings.items() if key.startswith("XMEM_VGPU_")}
+    if not run.cudnn:
+        wanted["XMEM_VGPU_CUDNN"] = ""
+    if run.workspace_most_bytes is not None:
+        wanted["XMEM_VGPU_WORKSPACE_MOST_BYTES"] = str(run.workspace_most_bytes)
+    return {
+        "key": run.key,
+        "workload": asdict(run.workload),
+        "lengths": list(run.lengths),
+        "batch_sizes": list(run.batch_sizes),
+        "environment": wanted,
+    }
+
+
+def _peaks(found: dict[str, Any]) -> Peaks | str:
+    if "error" in found:
+        return str(found["error"])
+    iterations = found["iterations"]
+    return Peaks(
+        oom=found["oom"],
+        peak_reserved_bytes=max(one["peak_reserved_bytes"] for one in iterations),
+        peak_allocated_bytes=max(one["peak_allocated_bytes"] for one in iterations),
+        setup_reserved_bytes=found["setup"]["reserved_bytes"],
+        first_peak_reserved_bytes=iterations[0]["peak_reserved_bytes"],
+        num_alloc_retries=iterations[-1]["num_alloc_retries"],
+        iterations=iterations,
+    )
