@@ -64,7 +64,7 @@ def gpu_facts(target: Target, torch_version: tuple[int, ...] = (2, 14)) -> GpuFa
 
 
 def _nearest(total_bytes: int) -> Gpu:
-    known = [gpu for gpu in gpus() if gpu.multiprocessors and gpu.compute_capability >= "8"]
+    known = [g for g in gpus() if g.multiprocessors and g.compute_capability >= "8" and "Laptop" not in g.name]
     return min(known, key=lambda gpu: (abs(gpu.bytes - total_bytes), gpu.name))
 
 

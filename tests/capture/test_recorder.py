@@ -1,0 +1,168 @@
+"""What a recorded CPU run holds: order, sizes, categories, lifetimes; needs torch."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="recording needs torch (pip install 'xmem[capture]')")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+from xmem.capture.record import mark, record  # noqa: E402
+from xmem.errors import RefusedError, UsageError  # noqa: E402
+
+SCRIPT = """
+import torch
+def make():
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
+    def batch(size):
+        return {"input": torch.zeros(size, 64)}
+    return model, torch.optim.Adam(model.parameters()), batch
+"""
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in gzip.open(path, "rt")]
+
+
+def train(path: Path, steps: int = 2) -> list[dict[str, Any]]:
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(256, 8)
+    )
+    optimizer = torch.optim.Adam(model.parameters())
+    with record(path, device="cpu"):
+        for _ in range(steps):
+            optimizer.zero_grad()
+            with mark("loss"):
+                loss = model(torch.ones(4, 64).to("cpu")).sum()
+            loss.backward()
+            optimizer.step()
+    return lines_of(path)
+
+
+def allocated(lines: list[dict[str, Any]], **wanted: Any) -> list[int]:
+    rows = [line for line in lines if line.get("action") == "alloc"]
+    return [line["requested_bytes"] for line in rows if all(line.get(key) == value for key, value in wanted.items())]
+
+
+def test_categories_are_known_by_identity(tmp_path: Path) -> None:
+    lines = train(tmp_path / "a.xmem.jsonl.gz")
+    parameters = [64 * 256 * 4, 256 * 4, 256 * 8 * 4, 8 * 4]
+    assert allocated(lines, category="parameter") == parameters
+    assert sorted(allocated(lines, category="gradient", step=0)) == sorted(parameters)
+    assert sorted(allocated(lines, category="optimizer_state")) == sorted(parameters * 2)
+    assert allocated(lines, category="input") == [4 * 64 * 4] * 2
+    assert allocated(lines, category="optimizer_state", step=1) == []
+
+
+def test_dropout_takes_its_cuda_form_and_foreach_its_temporaries(tmp_path: Path) -> None:
+    lines = train(tmp_path / "a.xmem.jsonl.gz")
+    names = {line["span_id"]: line["name"] for line in lines if line.get("table") == "spans"}
+    made = [
+        (names.get(line.get("span_id")), line["requested_bytes"]) for line in lines if line.get("action") == "alloc"
+    ]
+    assert ("aten::native_dropout", 4 * 256) in made
+    assert ("aten::_foreach_sqrt", 64 * 256 * 4) in made
+    assert "loss" in names.values()
+
+
+def test_what_is_freed_was_allocated_before_and_once(tmp_path: Path) -> None:
+    live: set[int] = set()
+    for line in train(tmp_path / "a.xmem.jsonl.gz"):
+        if line.get("action") == "alloc":
+            assert line["alloc_id"] not in live
+            live.add(line["alloc_id"])
+        elif line.get("action") == "free_requested":
+            live.remove(line["alloc_id"])
+
+
+def test_training_gives_the_same_values_recorded_or_not(tmp_path: Path) -> None:
+    def run() -> float:
+        torch.manual_seed(0)
+        query = torch.randn(2, 4, 8, 16, requires_grad=True)
+        out = torch.nn.functional.scaled_dot_product_attention(query, query * 2, query * 3, is_causal=True)
+        out.square().sum().backward()
+        assert query.grad is not None
+        return float(query.grad.abs().sum())
+
+    plain = run()
+    with record(tmp_path / "a.xmem.jsonl.gz", device="cpu"):
+        recorded = run()
+    assert recorded == pytest.approx(plain, rel=1e-5)
+
+
+def test_an_existing_file_and_an_unknown_device_are_refused(tmp_path: Path) -> None:
+    target = tmp_path / "a.xmem.jsonl.gz"
+    target.write_text("")
+    with pytest.raises(RefusedError) as refused, record(target, device="cpu"):
+        pass
+    assert refused.value.hint == "force=True replaces it."
+    with pytest.raises(UsageError, match="Recording on 'tpu' is not supported"), record(target, device="tpu"):
+        pass
+
+
+def estimate_own(tmp_path: Path, batch: int, **more: Any) -> Any:
+    from xmem.capture import Workload
+    from xmem.evaluate.estimate import EstimateOptions, estimate
+
+    script = tmp_path / "job.py"
+    if not script.exists():
+        script.write_text(SCRIPT)
+    how = EstimateOptions(cache=tmp_path / "cache", **more)
+    return estimate(Workload(f"{script}:make", batch), gpu="1", how=how)
+
+
+def test_an_extrapolated_estimate_equals_a_profiled_one(tmp_path: Path) -> None:
+    extrapolated = estimate_own(tmp_path, 50)
+    profiled = estimate_own(tmp_path, 50, exact=True)
+    assert extrapolated.profiled_batch_sizes == (2, 3)
+    assert profiled.profiled_batch_sizes == (50,)
+    for name in ("peak_requested_bytes", "peak_allocated_bytes", "peak_reserved_bytes", "requests"):
+        assert getattr(extrapolated.verdict, name) == getattr(profiled.verdict, name)
+
+
+def test_the_largest_batch_fits_and_one_more_does_not(tmp_path: Path) -> None:
+    found = estimate_own(tmp_path, 8, max_batch=True)
+    best = found.max_batch
+    assert best is not None
+    assert best.batch_size > 1000
+    assert estimate_own(tmp_path, best.batch_size).fits
+    after = estimate_own(tmp_path, best.batch_size + 1)
+    assert not after.fits
+    assert after.verdict.peak_reserved_bytes >= found.verdict.peak_reserved_bytes
+
+
+def test_estimates_grow_with_the_batch(tmp_path: Path) -> None:
+    peaks = [estimate_own(tmp_path, size).verdict.peak_allocated_bytes for size in (8, 16, 64, 256, 1024)]
+    assert peaks == sorted(peaks)
+
+
+def test_the_second_question_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = estimate_own(tmp_path, 16)
+    monkeypatch.setattr("xmem.evaluate.job.profile", None)
+    assert estimate_own(tmp_path, 16).verdict.peak_reserved_bytes == first.verdict.peak_reserved_bytes
+
+
+PYTEST_FILE = """
+import pytest, torch
+@pytest.mark.gpu_memory_limit("1GiB")
+def test_small():
+    torch.nn.Linear(8, 8)(torch.ones(2, 8)).sum().backward()
+@pytest.mark.gpu_memory_limit("420MiB")
+def test_large():
+    torch.nn.Linear(2048, 2048)(torch.ones(2048, 2048)).sum().backward()
+"""
+
+
+def test_a_test_over_its_limit_fails(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(PYTEST_FILE)
+    result = pytester.runpytest_subprocess("-p", "xmem.evaluate.pytest_plugin", "-q")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*This test would not fit 420MiB: it needs * reserved of * usable*"])
+
+
+pytest_plugins = ["pytester"]
