@@ -169,3 +169,13 @@ def test_page_that_cannot_be_written_is_said(store: Path, tmp_path: Path) -> Non
     with pytest.raises(RefusedError) as caught:
         write_page(tmp_path / "none" / "page.html", store=store)
     assert str(caught.value).endswith("cannot be written: No such file or directory.\nName another file.")
+
+
+def test_charts_draw_named_data_only(store: Path) -> None:
+    """Data that stand in a chart itself would be lost on the page, which gives every chart the same data sets."""
+    from xmem.query import connect
+
+    picture = draw(connect(store), find_subject(connect(store), store, None, None, None))
+    names = set(re.findall(r'"data": \{"name": "(\w+)"\}', json.dumps(specs(picture, "t"))))
+    assert names == set(datasets(picture)) and '"values": [{' not in json.dumps(specs(picture, "t"))
+    assert not any("datasets" in spec for spec in specs(picture, "e").values())

@@ -178,6 +178,7 @@ def datasets(picture: Picture) -> dict[str, list[dict[str, Any]]]:
         "marks": step_rows(picture),
         "categories": category_rows(picture),
         "steps": peak_rows(picture),
+        "limit": [{"y": (picture.subject.device.total_bytes or 0) / picture.unit[1], "label": "device total"}],
     }
 
 
@@ -319,7 +320,7 @@ def peak_rows(picture: Picture) -> list[dict[str, Any]]:
 def _levels(picture: Picture, axis: str) -> Any:
     import altair as alt
 
-    unit, size = picture.unit
+    unit, _ = picture.unit
     names = [name for name in LEVELS if picture.predicted or not name.startswith("predicted")]
     if picture.curve.points["reserved_bytes"].null_count() == picture.curve.points.height:
         names = [name for name in names if name != "reserved"]
@@ -340,7 +341,7 @@ def _levels(picture: Picture, axis: str) -> Any:
     total = picture.subject.device.total_bytes
     highest = picture.curve.points.select("allocated_bytes", "reserved_bytes").max().row(0)
     if total and total < 1.6 * max(level or 0 for level in highest):
-        limit = alt.Chart(alt.InlineData(values=[{"y": total / size, "label": "device total"}]))
+        limit = alt.Chart(alt.NamedData("limit"))
         layers.append(limit.mark_rule(strokeDash=[6, 3], color="#d1242f").encode(y="y:Q"))
         text = limit.mark_text(align="left", dy=-6, dx=4, color="#d1242f")
         layers.append(text.encode(x=alt.value(0), y="y:Q", text="label:N"))
