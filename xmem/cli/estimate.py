@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 @click.option("--no-extrapolate", is_flag=True, help="Profile the wanted batch size itself.")
 @click.option("--no-check", is_flag=True, help="Do not check the extrapolation with a third batch size.")
 @click.option("--explain-rules", is_flag=True, help="Say what each rule from CPU to GPU moved.")
+@click.option("--engine", type=click.Choice(("cpu", "vgpu")), default="cpu", help="Run it on the CPU or a virtual GPU.")
 @click.option("--cache", metavar="FOLDER", envvar="XMEM_CACHE", help="Where profiles are kept.  [default: user cache]")
 @json_option
 @verbosity_options
@@ -45,6 +46,7 @@ def command(as_json: bool, quiet: bool, verbose: bool, explain_rules: bool, **op
     xmem estimate gpt2 -o Adam --gpu 24 --max-batch
     """
     from xmem.evaluate.estimate import EstimateOptions, estimate
+    from xmem.evaluate.virtual_estimate import estimate_virtually
     from xmem.simulate.options import SimulateOptions
 
     workload = make_workload(options)
@@ -56,7 +58,7 @@ def command(as_json: bool, quiet: bool, verbose: bool, explain_rules: bool, **op
         max_batch=options["max_batch"],
         progress=None if quiet else lambda text: print(make_inert(text), file=sys.stderr),  # noqa: T201
     )
-    found = estimate(
+    found = {"cpu": estimate, "vgpu": estimate_virtually}[options["engine"]](
         workload, gpu=options["gpu"], options=SimulateOptions(**{name: options[name] for name in names}), how=how
     )
     print_text(json_text(found.to_dict()) if as_json else _text(found, explain_rules))

@@ -23,7 +23,7 @@ MEASURED_TORCH = "2.6.0"
 #: The least that reports give for a CUDA context (RTX 3090, torch 2.7); the measured cards drove nothing else.
 NON_TORCH = "256MiB"
 NEEDED = ("model", "optimizer", "batch_size", "total_gpu_memory", "ground_bytes", "real_oom")
-ENGINES = ("cpu",)
+ENGINES = ("cpu", "vgpu")
 _ZERO_GRAD = {"": "start", "0": "start", "1": "before-backward", "2": "end"}
 
 
@@ -57,6 +57,10 @@ def evaluate_measured(path: str | Path, how: EvaluateOptions = EvaluateOptions()
         raise UsageError(f"The engine {how.engine!r} is unknown.", f"Choose from {', '.join(ENGINES)}.")
     rows = [row for row in read_runs(path) if row.get("family", "cnn") in how.families]
     chosen = _sample(rows, how.sample)
+    if how.engine == "vgpu":
+        from xmem.evaluate.virtual import estimate_rows
+
+        return estimate_rows(chosen, workload_of, how.cache, how.progress)
     jobs: dict[str, tuple[Job, float]] = {}
     return [_with_estimate(row, jobs, how, f"{n} of {len(chosen)}") for n, row in enumerate(chosen, 1)]
 

@@ -7,7 +7,6 @@ loaded while training were seen to take.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -20,6 +19,7 @@ from xmem.capture.vgpu.settings import VirtualGpu
 from xmem.capture.vgpu.torch_facts import default_python
 from xmem.capture.workload import Workload
 from xmem.errors import UsageError
+from xmem.evaluate.job import cache_folder
 from xmem.units import MIB
 
 Row = dict[str, Any]
@@ -37,7 +37,10 @@ ENGINE_SHARE = 0.03
 
 
 def estimate_rows(
-    rows: list[dict[str, str]], describe: Callable[[dict[str, str]], Workload], cache: Path, progress: Progress | None
+    rows: list[dict[str, str]],
+    describe: Callable[[dict[str, str]], Workload],
+    cache: str | Path | None,
+    progress: Progress | None,
 ) -> list[Row]:
     """Run every row on its virtual card and return the file's own columns with the estimate's."""
     done: list[Row] = []
@@ -47,7 +50,7 @@ def estimate_rows(
             progress(f"rows {first + 1} to {first + len(some)} of {len(rows)} on virtual cards")
         runs = [run for number, row in enumerate(some) for run in variants(str(number), describe(row), row)]
         started = time.monotonic()
-        found = {run.key: (run, peaks) for run, peaks in run_many(runs, default_python(), cache)}
+        found = {run.key: (run, peaks) for run, peaks in run_many(runs, default_python(), cache_folder(cache))}
         each_s = (time.monotonic() - started) / len(some)
         for number, row in enumerate(some):
             own = {
@@ -114,10 +117,3 @@ def too_close(peaks: list[Peaks], usable: int, family: str) -> bool:
     if len({one.oom for one in peaks}) > 1:
         return True
     return not peaks[0].oom and max(one.peak_reserved_bytes for one in peaks) > usable * (1 - CLOSE_SHARE[family])
-
-
-def cache_path(folder: str | Path | None) -> Path:
-    """Return where the driver is kept: the argument, else XMEM_CACHE, else the user's cache folder."""
-    from xmem.evaluate.job import cache_folder
-
-    return cache_folder(folder or os.environ.get("XMEM_CACHE"))

@@ -14,7 +14,7 @@ HEADER = {
     "asks_cudnn": True, "device_name": "NVIDIA Test", "devices": 1,
 }  # fmt: skip
 FACTS = {"total_bytes": 1 << 30, "virtual_gpu": "Test"}
-MODULE = ["forward", "/lib/torch/nn/modules/module.py", 1]
+MODULE = ["_call_impl", "/lib/torch/nn/modules/module.py", 1]
 
 
 def entry(action: str, address: int, size: int = 512, stack: int | None = None) -> list[Any]:
@@ -55,7 +55,7 @@ def test_marks_give_phase_step_and_category(tmp_path: Path) -> None:
     assert found == [
         ("segment_alloc", None, None, None),
         ("alloc", None, None, "parameter"),
-        ("alloc", None, None, "activation"),
+        ("alloc", "forward", 0, "activation"),
         ("alloc", "backward", 0, "temporary"),
         ("free_requested", "backward", 0, None),
         ("alloc", "forward", 0, "gradient"),

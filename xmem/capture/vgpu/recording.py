@@ -12,8 +12,8 @@ from typing import Any
 
 Line = dict[str, Any]
 _OPTIMIZER, _BACKWARD, _FORWARD = "optimizer", "backward", "forward"
-#: Stands in the file of a frame of a module's call.
-_IS_MODULE = "torch/nn/modules/module.py"
+#: The frame of a module's call, in a file of this end.
+_MODULE_CALL, _MODULE_FILE = "_call_impl", "torch/nn/modules/module.py"
 #: Phase from a mark on.
 _PHASES = {"optimizer": _OPTIMIZER, "backward": _BACKWARD, "after_backward": _FORWARD, "step": _FORWARD}
 
@@ -114,13 +114,17 @@ def log_lines(part: Part, facts: Line) -> Iterable[Line]:
 
 def _events(device: int, part: Part) -> Iterator[Line]:
     """Write entries as events, with phase, step and category where marks tell them."""
-    in_module = {number for number, *frames in part.stacks if any(_IS_MODULE in frame[1] for frame in frames)}
+    in_module = {number for number, *frames in part.stacks if any(map(_calls_module, frames))}
     timeline = _Timeline(sorted((mark[1:] for mark in part.marks if mark[0] == device), key=_position), in_module)
     events = [timeline.take(row) for row in part.entries[device]]
     timeline.finish()
     for event in events:
         event["device_index"] = device
         yield {key: value for key, value in event.items() if value is not None}
+
+
+def _calls_module(frame: list[Any]) -> bool:
+    return bool(frame[0] == _MODULE_CALL and frame[1].endswith(_MODULE_FILE))
 
 
 def _position(mark: list[Any]) -> int:
@@ -138,6 +142,7 @@ class _Timeline:
         self.phase: str | None = None
         self.step: int | None = None
         self.live: dict[int, Line] = {}
+        self.known: set[int] = set()
 
     def take(self, row: list[Any]) -> Line:
         """Turn an entry into an event."""
@@ -145,6 +150,8 @@ class _Timeline:
         if action in ("alloc", "free_requested"):
             self._pass_marks()
             self.position += 1
+            if self.step is None and stack in self.in_module:  # the first step begins with the first call of a module
+                self.phase, self.step = _FORWARD, 0
         free = row[6] if len(row) > 6 else None
         event: Line = {"action": action, "address": address, "requested_bytes": size, "stream": stream}
         event |= {"pool_id": pool, "stack_id": stack, "phase": self.phase, "step": self.step, "device_free": free}
@@ -170,14 +177,19 @@ class _Timeline:
             _, kind, value = self.marks[self.next]
             self.next += 1
             if kind == "own":
-                for address in value[1]:
-                    if address in self.live:
-                        self.live[address].setdefault("category", value[0])
+                self._own(*value)
             elif kind in _PHASES:
                 if kind == "backward":
                     self._saved_for_backward()
                 self.phase = _PHASES[kind]
                 self.step = value if kind == "step" else self.step or 0
+
+    def _own(self, category: str, addresses: list[int]) -> None:
+        """What a tensor is by identity stands above what was concluded."""
+        for event in (self.live[address] for address in addresses if address in self.live):
+            if id(event) not in self.known:
+                self.known.add(id(event))
+                event["category"] = category
 
     def _saved_for_backward(self) -> None:
         """What a module's forward pass of this step allocated and kept is an activation."""

@@ -44,11 +44,14 @@ class Job:
     steps: int = 3
     timeout_s: int = 300
     sandbox: bool = False
+    own_modules: bool = False  # the job's Python also finds xmem
+    alloc_conf: str = ""
 
     @property
     def name(self) -> str:
         """The script's name without its ending: what recordings and the run are called."""
-        return Path(next((word for word in self.command if word.endswith(".py")), self.command[-1])).stem
+        script = next((word for word in self.command if word.endswith(".py")), None)
+        return Path(script).stem if script else next((w for w in self.command if not w.startswith("-")), "run")
 
 
 @dataclass(frozen=True)
@@ -84,9 +87,9 @@ def run_job(job: Job, gpu: VirtualGpu, progress: Progress | None = None, to: IO[
     work = Path(tempfile.mkdtemp(prefix=".running-", dir=job.output))
     try:
         recording = Recording(work, job.steps, job.timeout_s, job.sandbox)
-        environment = _with_caches(make_environment(gpu, torch, library, recording), work)
+        environment = _with_caches(make_environment(gpu, torch, library, recording, _base(job)), work)
         if progress is not None:
-            progress(f"running {' '.join(job.command)} on a virtual {gpu.card.name}")
+            progress(f"running {job.name} on a virtual {gpu.card.name}")
         started = time.monotonic()
         code = _run(command, environment, job.timeout_s + _GRACE_S, to)
         seconds = time.monotonic() - started
@@ -124,6 +127,16 @@ def devices_wanted(words: Sequence[str]) -> int:
     text = " ".join(words)
     found = re.search(r"--nproc[-_]per[-_]node[ =](\d+)", text)
     return int(found[1]) if found else 1
+
+
+def _base(job: Job) -> dict[str, str]:
+    """Return the environment that the job would have without a virtual card."""
+    base = dict(os.environ)
+    if job.own_modules:
+        base["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[3]), base.get("PYTHONPATH")]))
+    if job.alloc_conf:
+        base["PYTORCH_CUDA_ALLOC_CONF"] = job.alloc_conf
+    return base
 
 
 def _with_caches(environment: dict[str, str], work: Path) -> dict[str, str]:

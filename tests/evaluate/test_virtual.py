@@ -1,0 +1,107 @@
+"""The engine vgpu: ranges and verdicts from variants, and real runs of measured rows on virtual cards."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from xmem.capture.vgpu.farm import Peaks
+from xmem.capture.vgpu.torch_facts import default_python, find_torch
+from xmem.capture.workload import Workload
+from xmem.cli import run as run_xmem
+from xmem.errors import UsageError
+from xmem.evaluate.virtual import CONTEXT_BYTES, MODULES_BYTES, card_of, figures, reach, too_close, variants
+from xmem.units import GIB, MIB
+
+
+def peaks(reserved: int, *, oom: bool = False, setup: int = 100 * MIB) -> Peaks:
+    return Peaks(oom, reserved, reserved - MIB, setup, reserved, 0)
+
+
+ROW = {
+    "model": "m",
+    "family": "transformer",
+    "batch_size": "4",
+    "total_gpu_memory": str(8 * GIB),
+    "ground_bytes": str(GIB),
+}
+
+
+def test_a_row_gets_a_point_and_a_range() -> None:
+    found = {
+        "base": peaks(GIB + 10 * MIB),
+        "one-token-less": peaks(GIB - 5 * MIB),
+        "a-short-batch": peaks(GIB + 20 * MIB),
+    }
+    row = figures(ROW, found)
+    assert row["estimate_bytes"] == GIB + 10 * MIB and row["relative_error"] == 10 / 1024
+    assert row["relative_error_less_setup"] == -90 / 1024
+    assert (row["range_low_bytes"], row["range_high_bytes"]) == (GIB - 5 * MIB, GIB + 20 * MIB + MODULES_BYTES)
+    assert (row["predicted_oom"], row["too_close_to_call"]) == (False, False)
+
+
+def test_engines_widen_the_range_of_convolutions() -> None:
+    low, high = reach([peaks(1000 * MIB)], "cnn")
+    assert low < 1000 * MIB and high > 1040 * MIB
+
+
+def test_what_is_near_the_capacity_is_too_close_to_call() -> None:
+    usable = 8 * GIB - CONTEXT_BYTES
+    assert too_close([peaks(usable - 10 * MIB)], usable, "transformer")
+    assert too_close([peaks(GIB), peaks(GIB, oom=True)], usable, "transformer")
+    assert not too_close([peaks(usable, oom=True)] * 2, usable, "cnn")
+    assert not too_close([peaks(GIB)], usable, "cnn")
+
+
+def test_a_job_that_cannot_run_is_said() -> None:
+    with pytest.raises(UsageError, match="m batch 4 cannot be run on the virtual GPU: KeyError: 'm'"):
+        figures(ROW, {"base": "KeyError: 'm'"})
+
+
+def test_variants_perturb_what_nobody_knows() -> None:
+    names = [run.key for run in variants("7", Workload("gpt2"), ROW | {"gpu_name": "NVIDIA GeForce RTX 3060"})]
+    assert names[0] == "7/base" and len(names) > 1
+    assert card_of("NVIDIA GeForce RTX 3060").compute_capability == "8.6"
+    assert card_of("something").name == "A100-SXM4-80GB"
+
+
+@pytest.mark.cuda_wheel
+@pytest.mark.slow
+def test_measured_rows_run_on_virtual_cards(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    try:
+        find_torch(default_python())
+    except UsageError as error:
+        pytest.skip(f"no CUDA build of torch: {error.message}")
+    fields = {"gpu_name": "NVIDIA GeForce RTX 3060", "total_gpu_memory": "12622168064", "real_oom": "false"}
+    rows = [
+        {
+            **fields,
+            "family": "cnn",
+            "model": "MobileNetV2",
+            "optimizer": "SGD",
+            "batch_size": "8",
+            "ground_bytes": str(GIB),
+        },
+        {
+            **fields,
+            "family": "cnn",
+            "model": "VGG16",
+            "optimizer": "Adam",
+            "batch_size": "4000",
+            "ground_bytes": str(GIB),
+        },
+    ]
+    file = tmp_path / "runs.csv"
+    with file.open("w", newline="") as text:
+        writer = csv.DictWriter(text, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    words = ["evaluate", "measured", "--runs", str(file), "--engine", "vgpu", "--cache", str(tmp_path / "c"), "--json"]
+    assert run_xmem(words) == 0
+    small, large = json.loads(capfd.readouterr().out)["rows"]
+    assert small["predicted_oom"] is False and large["predicted_oom"] is True
+    assert 100 * MIB < small["estimate_bytes"] < GIB
+    assert small["range_low_bytes"] <= small["estimate_bytes"] <= small["range_high_bytes"]
