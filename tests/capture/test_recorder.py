@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="recording needs torch (pip install 'xmem[capture]')")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
+from tests.paths import REPOSITORY  # noqa: E402
 from xmem.capture.record import mark, record  # noqa: E402
 from xmem.errors import RefusedError, UsageError  # noqa: E402
 
@@ -158,7 +159,9 @@ def test_large():
 """
 
 
-def test_a_test_over_its_limit_fails(pytester: pytest.Pytester) -> None:
+def test_a_test_over_its_limit_fails(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     pytester.makepyfile(PYTEST_FILE)
     result = pytester.runpytest_subprocess("-p", "xmem.evaluate.pytest_plugin", "-q")
     result.assert_outcomes(passed=1, failed=1)

@@ -15,6 +15,9 @@ from xmem.capture.hollow import REAL, run_hollow
 #: Operators that hold a Python number in memory; the number stays on the host in a GPU run.
 HOST_LITERALS = frozenset({"aten::lift_fresh"})
 
+#: Nodes that sum gradients stand outside the sequence; their number is the largest there is.
+_NO_SEQUENCE = 1 << 62
+
 #: What one recorded event holds, in order.
 EVENT_COLUMNS = ("ts_ns", "action", "alloc_id", "requested_bytes", "span_id", "step", "phase")
 #: What one recorded span holds, in order.
@@ -215,7 +218,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 def _sequence_number() -> int | None:
     if torch._C._current_graph_task_id() != -1:
         node = torch._C._current_autograd_node()
-        return int(node._sequence_nr()) if node is not None else None
+        number = int(node._sequence_nr()) if node is not None else _NO_SEQUENCE
+        return number if number < _NO_SEQUENCE else None
     return int(torch.autograd._get_sequence_nr()) - 1 if torch.is_grad_enabled() else None
 
 
