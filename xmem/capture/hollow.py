@@ -105,6 +105,8 @@ def run_hollow(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, free
 def _elementwise(name: str, first: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if name in _IN_PLACE:
         return first
+    if name == "aten::zeros_like" and set(kwargs) <= {"memory_format", "pin_memory"}:
+        return torch.empty_like(first)
     if name == "aten::native_dropout":
         return torch.empty_like(first), torch.empty_like(first, dtype=torch.bool)
     if kwargs or any(isinstance(a, torch.Tensor) and a.dtype not in (first.dtype, torch.bool) for a in args):
