@@ -13,7 +13,16 @@ from xmem.capture.vgpu.torch_facts import default_python, find_torch
 from xmem.capture.workload import Workload
 from xmem.cli import run as run_xmem
 from xmem.errors import UsageError
-from xmem.evaluate.virtual import CONTEXT_BYTES, MODULES_BYTES, card_of, figures, reach, too_close, variants
+from xmem.evaluate.virtual import (
+    CONTEXT_BYTES,
+    RangeSummary,
+    card_of,
+    figures,
+    range_summaries,
+    reach,
+    too_close,
+    variants,
+)
 from xmem.units import GIB, MIB
 
 
@@ -31,29 +40,33 @@ ROW = {
 
 
 def test_a_row_gets_a_point_and_a_range() -> None:
-    found = {
-        "base": peaks(GIB + 10 * MIB),
-        "one-token-less": peaks(GIB - 5 * MIB),
-        "a-short-batch": peaks(GIB + 20 * MIB),
-    }
+    found = {"base": peaks(1000 * MIB), "one-token-less": peaks(900 * MIB)}
     row = figures(ROW, found)
-    assert row["estimate_bytes"] == GIB + 10 * MIB and row["relative_error"] == 10 / 1024
-    assert row["relative_error_less_setup"] == -90 / 1024
-    assert (row["range_low_bytes"], row["range_high_bytes"]) == (GIB - 5 * MIB, GIB + 20 * MIB + MODULES_BYTES)
+    assert row["estimate_bytes"] == 1000 * MIB and row["relative_error"] == -24 / 1024
+    assert row["relative_error_less_setup"] == -124 / 1024
+    assert (row["range_low_bytes"], row["range_high_bytes"]) == (887 * MIB, round(1050.4 * MIB))
     assert (row["predicted_oom"], row["too_close_to_call"]) == (False, False)
 
 
 def test_engines_widen_the_range_of_convolutions() -> None:
-    low, high = reach([peaks(1000 * MIB)], "cnn")
-    assert low < 1000 * MIB and high > 1040 * MIB
+    assert reach([peaks(1000 * MIB), peaks(1100 * MIB)], True) == (961 * MIB, round(1140 * MIB * 1.035))
+    found = {"base": peaks(1200 * MIB), "small-workspaces": peaks(1000 * MIB), "no-workspaces": peaks(900 * MIB)}
+    row = figures(ROW | {"family": "cnn"}, found)
+    assert row["estimate_bytes"] == 1000 * MIB and row["setup_bytes"] == 100 * MIB
+
+
+def test_ranges_are_summed_up() -> None:
+    row = {**ROW, "real_oom": "false", "range_low_bytes": GIB, "range_high_bytes": 2 * GIB, "setup_bytes": GIB}
+    out, oom = {**row, "ground_bytes": str(3 * GIB)}, {**row, "real_oom": "true"}
+    assert range_summaries([row, out, oom]) == [RangeSummary("transformer", 2, 1, 1, (1 + 1 / 3) / 2)]
 
 
 def test_what_is_near_the_capacity_is_too_close_to_call() -> None:
     usable = 8 * GIB - CONTEXT_BYTES
-    assert too_close([peaks(usable - 10 * MIB)], usable, "transformer")
-    assert too_close([peaks(GIB), peaks(GIB, oom=True)], usable, "transformer")
-    assert not too_close([peaks(usable, oom=True)] * 2, usable, "cnn")
-    assert not too_close([peaks(GIB)], usable, "cnn")
+    assert too_close([peaks(usable - 10 * MIB)], usable, False)
+    assert too_close([peaks(GIB), peaks(GIB, oom=True)], usable, False)
+    assert not too_close([peaks(usable, oom=True)] * 2, usable, True)
+    assert not too_close([peaks(GIB)], usable, True)
 
 
 def test_a_job_that_cannot_run_is_said() -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from xmem.evaluate.metrics import Summary
+    from xmem.evaluate.virtual import RangeSummary
 
 
 @click.group()
@@ -25,7 +26,9 @@ def command() -> None:
 @command.command()
 @click.option("--runs", metavar="FILE", required=True, help="CSV of measured runs.")
 @click.option("--sample", type=click.IntRange(min=1), metavar="N", help="N rows spread over the file.  [default: all]")
-@click.option("--engine", default="cpu", show_default=True, help="How profiles are made.")
+@click.option(
+    "--engine", default="cpu", show_default=True, help="cpu: profiles on the CPU; vgpu: runs on virtual cards."
+)
 @click.option("--page", metavar="FILE", help="Write the accuracy page there, with its chart beside it.")
 @click.option("--cache", metavar="FOLDER", envvar="XMEM_CACHE", help="Where profiles are kept.  [default: user cache]")
 @json_option
@@ -39,26 +42,42 @@ def measured(as_json: bool, quiet: bool, verbose: bool, **options: Any) -> None:
     xmem evaluate measured --runs measured_runs.csv --sample 20
     """
     from xmem.evaluate.measured import EvaluateOptions, evaluate_measured
-    from xmem.evaluate.metrics import by_model, summaries
+    from xmem.evaluate.metrics import by_family, by_model, summaries
+    from xmem.evaluate.virtual import range_summaries
 
     page = options.pop("page")
     told = None if quiet else lambda text: print(make_inert(text), file=sys.stderr)  # noqa: T201
     rows = evaluate_measured(options.pop("runs"), EvaluateOptions(**options, progress=told))
-    overall, models = summaries(rows), by_model(rows)
+    overall, models, families = summaries(rows), by_model(rows), by_family(rows)
     if page is not None:
         from xmem.evaluate.accuracy_page import write_page
 
         write_page(rows, page)
     if as_json:
-        found = {"rows": rows, "summaries": [asdict(s) for s in overall], "models": [asdict(s) for s in models]}
-        print_text(json_text(found))
+        parts: dict[str, Sequence[Any]] = {
+            "summaries": overall,
+            "models": models,
+            "families": families,
+            "ranges": range_summaries(rows),
+        }
+        print_text(json_text({"rows": rows, **{name: [asdict(s) for s in part] for name, part in parts.items()}}))
     else:
-        print_text(_text(overall) + "\n\nby model, CNN rows less set-up\n" + _text(models))
+        print_text(_text(overall) + "\n\nby family\n" + _text(families) + _ranges_text(range_summaries(rows)))
+        print_text("\nby model, CNN rows less set-up\n" + _text(models))
 
 
 def _text(summaries: Sequence[Summary]) -> str:
     header = ("", "rows", "median", "p90", "worst", "bias", "OOM caught", "false alarms", "runtime")
     return table_text(header, [_cells(summary) for summary in summaries], width=terminal_width())
+
+
+def _ranges_text(found: Sequence[RangeSummary]) -> str:
+    lines = [
+        f"{one.name}: {one.held} of {one.rows} measured peaks lie in their range ({one.held_less_setup} less set-up),"
+        f" which is {share_text(one.median_width)} wide in the median"
+        for one in found
+    ]
+    return "".join(f"\n{line}" for line in lines)
 
 
 def _cells(summary: Summary) -> tuple[str, ...]:

@@ -55,7 +55,7 @@ def evaluate_measured(path: str | Path, how: EvaluateOptions = EvaluateOptions()
     """Estimate every row and return the file's own columns with the estimate's."""
     if how.engine not in ENGINES:
         raise UsageError(f"The engine {how.engine!r} is unknown.", f"Choose from {', '.join(ENGINES)}.")
-    rows = [row for row in read_runs(path) if row.get("family", "cnn") in how.families]
+    rows = [row for row in read_runs(path) if how.engine == "vgpu" or row.get("family", "cnn") in how.families]
     chosen = _sample(rows, how.sample)
     if how.engine == "vgpu":
         from xmem.evaluate.virtual import estimate_rows

@@ -118,6 +118,17 @@ def by_model(rows: list[Row]) -> list[Summary]:
     ]
 
 
+def by_family(rows: list[Row]) -> list[Summary]:
+    """Summarise each family's rows, convolutional ones both ways."""
+    found = []
+    for family in sorted({str(row.get("family", "cnn")) for row in rows}):
+        own = [row for row in rows if row.get("family", "cnn") == family]
+        found.append(summarise(family, own, ours, predicted))
+        if family == "cnn":
+            found.append(summarise("cnn, less set-up", own, ours_less_setup, predicted))
+    return found
+
+
 def _without_runtime(summary: Summary) -> Summary:
     from dataclasses import replace
 
