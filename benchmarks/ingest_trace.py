@@ -125,7 +125,8 @@ class Trace:
         yield (
             f'  {{\n    "ph": "X", "cat": "kernel", "name": "{KERNEL}", "pid": 0, "tid": {STREAM},\n'
             f'    "ts": {start}, "dur": 7.648,\n    "args": {{\n      "External id": {correlation}, "queued": 0,'
-            f' "device": 0, "context": 1, "registers per thread": 16, "shared memory": 0,\n      "stream": {STREAM}, "correlation": {correlation},'
+            f' "device": 0, "context": 1, "registers per thread": 16, "shared memory": 0,\n'
+            f'      "stream": {STREAM}, "correlation": {correlation},'
             ' "grid": [4096, 1, 1], "block": [128, 1, 1]\n    }\n  }'
         )
 
