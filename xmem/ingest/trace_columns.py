@@ -12,7 +12,17 @@ import numpy.typing as npt
 import polars as pl
 
 from xmem.ingest.adapter import Batch, Notes
-from xmem.ingest.trace_records import MEMORY, NO_ARGS, NO_RAW, OUT_OF_MEMORY, Record, decode_again
+from xmem.ingest.trace_records import (
+    INSTANTS,
+    MEMORY,
+    NO_ARGS,
+    NO_RAW,
+    OUT_OF_MEMORY,
+    ExactEvent,
+    Record,
+    Span,
+    decode_again,
+)
 
 Times: TypeAlias = npt.NDArray[np.int64]
 
@@ -77,16 +87,13 @@ class TraceColumns:
 
     def add(self, records: list[Record], text: bytes | None) -> None:
         """Take decoded records; `text` is what they were decoded from, if that can be done again."""
-        spans: list[Any] = [record for record in records if record.ph == "X"]
-        memory: list[Any] = []
-        if len(spans) < len(records):
-            others: list[Any] = [record for record in records if record.ph != "X"]
-            memory = [record for record in others if record.name == MEMORY or record.name == OUT_OF_MEMORY]
-        wanted = spans if self.notes.filters.spans or self.notes.filters.steps else []
-        timed = [span for span in wanted if span.ts is not None] if wanted else []
-        whole = [record for record in memory if _is_whole(record)] if memory else []
+        spans, memory = _part(records)
+        if not self.notes.filters.spans and not self.notes.filters.steps:
+            spans = []
+        timed = spans if None not in [span.ts for span in spans] else [span for span in spans if span.ts is not None]
+        whole = memory if all(map(_is_whole, memory)) else list(filter(_is_whole, memory))
         try:
-            span_times = to_ns([span.ts for span in timed]), to_ns([span.dur or 0 for span in timed])
+            starts, durations = to_ns([span.ts for span in timed]), to_ns([span.dur for span in timed])
             event_times = to_ns([record.ts for record in whole])
         except InexactTimesError:
             if text is None:  # pragma: no cover - records that are decoded carefully keep every digit
@@ -95,9 +102,9 @@ class TraceColumns:
         self.records += len(records)
         self.memory_records += len(memory)
         self.notes.add("missing_field", count=len(memory) - len(whole), detail="[memory] without Bytes or ts")
-        self.notes.add("missing_field", count=len(wanted) - len(timed), detail="a span without ts")
+        self.notes.add("missing_field", count=len(spans) - len(timed), detail="a span without ts")
         if timed:
-            self._spans.add(_span_frame(timed, self._placed(span_times[0]), self._checked(span_times[1])))
+            self._spans.add(_span_frame(timed, self._placed(starts), self._checked(durations)))
         if whole:
             self._events.add(_event_frame(whole, self._placed(event_times)))
         return None
@@ -173,9 +180,22 @@ class _Frames:
         return pl.concat(frames, how="vertical" if same else "diagonal")
 
 
+def _part(records: list[Record]) -> tuple[list[Any], list[Any]]:
+    """Part spans and memory events from the rest. Their types tell, where they were decoded fast."""
+    spans: list[Any] = [record for record in records if type(record) is Span]
+    others: list[Any] = [record for record in records if type(record) in INSTANTS]
+    if len(spans) + len(others) < len(records) and any(type(record) is ExactEvent for record in records):
+        spans = [record for record in records if record.ph == "X"]
+        others = [record for record in records if record.ph != "X"]
+    names = [record.name for record in others]
+    if names.count(MEMORY) == len(names):
+        return spans, others
+    return spans, [record for record in others if record.name == MEMORY or record.name == OUT_OF_MEMORY]
+
+
 def _is_whole(record: Any) -> bool:
     args = record.args
-    return record.ts is not None and args is not None and (args.size is not None or record.name == OUT_OF_MEMORY)
+    return args is not None and record.ts is not None and (args.size is not None or record.name == OUT_OF_MEMORY)
 
 
 def _span_frame(spans: list[Any], starts: Times, durations: Times) -> pl.DataFrame:
@@ -210,7 +230,7 @@ def _event_frame(records: list[Any], times: Times) -> pl.DataFrame:
         "device_index": _integers([arg.device_id for arg in args]),
         "oom": pl.Series([record.name == OUT_OF_MEMORY for record in records], dtype=pl.Boolean),
         "bytes": _integers([arg.size for arg in args]),
-        "address": pl.Series([_unsigned(arg.address) for arg in args], dtype=pl.UInt64),
+        "address": _addresses([arg.address for arg in args]),
         "thread_id": _identifiers([record.tid for record in records]),
         "process_id": _identifiers([record.pid for record in records]),
         "total_allocated": _integers([arg.total_allocated for arg in args]),
@@ -280,15 +300,22 @@ def device_label() -> pl.Expr:
 
 
 def to_ns(micros: list[Any]) -> Times:
-    """Turn microseconds into nanoseconds without an error; raises InexactTimesError where floats cannot."""
-    times = np.array(micros) if micros else np.zeros(0, np.int64)
-    if times.dtype.kind == "i" and np.all(np.abs(times) < _LARGEST_MICROS):
-        return np.asarray(times * 1000, np.int64)
-    if times.dtype.kind == "f":
-        if not np.all(np.abs(times) < _EXACT_BELOW):
+    """Turn microseconds into nanoseconds without an error, None into 0.
+
+    Raises InexactTimesError where floats cannot hold them.
+    """
+    if type(next((value for value in micros if value is not None), 0)) is not Decimal:
+        try:
+            times = pl.Series(micros, dtype=pl.Float64).fill_null(0).to_numpy()
+        except (TypeError, OverflowError):
+            times = np.array([np.inf])
+        if not len(times) or max(times.max(), -times.min()) < _EXACT_BELOW:
+            return np.asarray(np.rint(times * 1000), np.int64)
+        if any(type(value) is float for value in micros):
             raise InexactTimesError
-        return np.asarray(np.rint(times * 1000), np.int64)
-    return np.array([_decimal_ns(value) for value in micros], np.int64)
+        if np.all(np.abs(times) < _LARGEST_MICROS):
+            return np.asarray(pl.Series(micros, dtype=pl.Int64).fill_null(0).to_numpy() * 1000, np.int64)
+    return np.array([_decimal_ns(value or 0) for value in micros], np.int64)
 
 
 def _decimal_ns(value: float | Decimal) -> int:
@@ -298,9 +325,12 @@ def _decimal_ns(value: float | Decimal) -> int:
     return int((exact * 1000).to_integral_value())
 
 
-def _unsigned(address: int | None) -> int | None:
+def _addresses(values: list[int | None]) -> pl.Series:
     """Kineto writes addresses as signed 64-bit decimals."""
-    return None if address is None else address & _ADDRESS_MASK
+    try:
+        return pl.Series(values, dtype=pl.Int64).reinterpret(signed=False)
+    except (OverflowError, TypeError):
+        return pl.Series([value if value is None else value & _ADDRESS_MASK for value in values], dtype=pl.UInt64)
 
 
 def _integers(values: list[int | None]) -> pl.Series:

@@ -107,15 +107,15 @@ Record = Span | Instant | Arrow | ExactEvent
 NO_ARGS = Args()
 
 
-def _fast_decoder() -> msgspec.json.Decoder[Any]:
-    """A decoder that tells records by `ph`; a `ph` that it does not know makes it fail."""
-    kinds: list[type] = [Span, Instant, Arrow]
-    kinds += [msgspec.defstruct(f"Instant_{tag}", [], bases=(Instant,), tag=tag, gc=False) for tag in ("I", "C", "n")]
-    kinds += [msgspec.defstruct(f"Arrow_{tag}", [], bases=(Arrow,), tag=tag, gc=False) for tag in "tfMBEbeNODPvRc"]
-    return msgspec.json.Decoder(list[Union[tuple(kinds)]])  # type: ignore[misc]  # noqa: UP007
+def _variants(kind: type[msgspec.Struct], tags: str) -> tuple[type[msgspec.Struct], ...]:
+    return tuple(msgspec.defstruct(f"{kind.__name__}_{tag}", [], bases=(kind,), tag=tag, gc=False) for tag in tags)
 
 
-_FAST = _fast_decoder()
+#: The types of records that may be memory events.
+INSTANTS = (Instant, *_variants(Instant, "ICn"))
+#: Tells records by `ph`; one that it does not know makes it fail.
+_KINDS = (Span, *INSTANTS, Arrow, *_variants(Arrow, "tfMBEbeNODPvRc"))
+_FAST = msgspec.json.Decoder(list[Union[_KINDS]])  # type: ignore[valid-type]  # noqa: UP007
 _EXACT = msgspec.json.Decoder(list[ExactEvent], float_hook=Decimal)
 _TIME_TYPES = (int, Decimal, type(None))
 
