@@ -311,9 +311,10 @@ def to_ns(micros: list[Any]) -> Times:
             times = np.array([np.inf])
         if not len(times) or max(times.max(), -times.min()) < _EXACT_BELOW:
             return np.asarray(np.rint(times * 1000), np.int64)
-        if any(type(value) is float for value in micros):
+        kinds = set(map(type, micros))
+        if float in kinds:
             raise InexactTimesError
-        if np.all(np.abs(times) < _LARGEST_MICROS):
+        if Decimal not in kinds and np.all(np.abs(times) < _LARGEST_MICROS):
             return np.asarray(pl.Series(micros, dtype=pl.Int64).fill_null(0).to_numpy() * 1000, np.int64)
     return np.array([_decimal_ns(value or 0) for value in micros], np.int64)
 
