@@ -7,17 +7,18 @@ from typing import Any
 
 import click
 
-from xmem.cli.options import print_text, verbosity_options
+from xmem.cli.options import json_option, print_text, verbosity_options
 from xmem.cli.workload_options import make_workload, workload_options
-from xmem.render import make_inert
+from xmem.render import json_text, make_inert
 
 
 @click.command()
 @workload_options
 @click.option("--output", metavar="FILE", help="File to write.  [default: MODEL_OPTIMIZER_bN.xmem.jsonl.gz]")
 @click.option("--force", is_flag=True, help="Replace the file where it exists.")
+@json_option
 @verbosity_options
-def command(output: str | None, force: bool, quiet: bool, verbose: bool, **options: Any) -> None:
+def command(output: str | None, force: bool, as_json: bool, quiet: bool, **options: Any) -> None:
     """Run a few training steps on the CPU and record what they allocate.
 
     MODEL is a torchvision name, a Hugging Face name that xmem ships a configuration of, a config.json, a timm name,
@@ -29,7 +30,11 @@ def command(output: str | None, force: bool, quiet: bool, verbose: bool, **optio
     """
     from xmem.capture.profile import profile
 
+    options.pop("verbose", None)
     workload = make_workload(options)
     told = None if quiet else lambda text: print(make_inert(text), file=sys.stderr)  # noqa: T201
     target = profile(workload, output, force=force, progress=told)
+    if as_json:
+        print_text(json_text({"file": str(target), "bytes": target.stat().st_size}))
+        return
     print_text(f"{make_inert(str(target))} written.\nnext: xmem ingest {make_inert(str(target))}")

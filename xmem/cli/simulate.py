@@ -51,7 +51,10 @@ if TYPE_CHECKING:
 @click.option("--sweep", is_flag=True, help="Try many allocator settings and list them, best first.")
 @click.option("--recommend", is_flag=True, help="Name the allocator setting to use and what it saves.")
 @click.option("--compare", is_flag=True, help="Check the replay against the segments that the run recorded.")
-@click.option("--explain", is_flag=True, help="Where it fails, show segments and what keeps them.")
+@click.option(
+    "--explain", "--explain-rules", "explain", is_flag=True,
+    help="Where it fails, show segments and what keeps them; list what each rule moved in a CPU recording.",
+)  # fmt: skip
 @store_option
 @json_option
 def command(run: str | None, as_json: bool, **options: Any) -> int:
