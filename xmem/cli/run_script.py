@@ -170,6 +170,7 @@ def _facts(outcome: Outcome, gpu: VirtualGpu, read: Ingested) -> dict[str, Any]:
 _ENDINGS = {
     "steps": "stopped after the steps that were asked for",
     "timeout": "stopped by --timeout",
+    "full": "stopped because it allocated very often without optimizer steps",
     "ended": "ended by itself",
     "killed": "killed, or left without saying so; what was recorded until then is kept",
 }

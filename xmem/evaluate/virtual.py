@@ -74,6 +74,7 @@ def variants(key: str, workload: Workload, row: dict[str, str]) -> Iterable[Run]
         yield replace(base, key=f"{key}/no-workspaces", cudnn=False)
     else:
         yield replace(base, key=f"{key}/one-token-less", lengths=(workload.sequence_length - 1,))
+        yield replace(base, key=f"{key}/one-token-more", lengths=(workload.sequence_length + 1,))
 
 
 def card_of(name: str) -> Card:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -150,6 +151,9 @@ def _with_caches(environment: dict[str, str], work: Path) -> dict[str, str]:
 def _run(command: list[str], environment: dict[str, str], limit_s: float, to: IO[Any] | None) -> int:
     """Run to the end or to the limit, then end every process that came of it."""
     _adopt_orphans()
+    before = (
+        signal.signal(signal.SIGTERM, _interrupt) if threading.current_thread() is threading.main_thread() else None
+    )
     child = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=to, start_new_session=True)
     descendants: set[int] = set()
     try:
@@ -160,7 +164,14 @@ def _run(command: list[str], environment: dict[str, str], limit_s: float, to: IO
     finally:
         _end(descendants | _descendants(child.pid) | {child.pid})
         child.wait()
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
     return child.returncode
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    """End like ctrl-C where somebody ends xmem, so that nothing is left behind."""
+    raise KeyboardInterrupt
 
 
 def _adopt_orphans() -> None:
@@ -232,7 +243,7 @@ def _ranked(part: Part, number: int) -> Part:
 def _outcome(job: Job, parts: list[Part], files: tuple[Path, ...], ending: tuple[int, float]) -> Outcome:
     statuses = {part.status for part in parts}
     worst = next((s for s in sorted(statuses) if s.startswith("error")), None)
-    status = worst or next((s for s in ("killed", "timeout", "steps", "ended") if s in statuses), "ended")
+    status = worst or next((s for s in ("killed", "timeout", "full", "steps", "ended") if s in statuses), "ended")
     return Outcome(
         name=job.name,
         files=files,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +62,8 @@ def make_environment(
     environment |= {
         "XMEM_VGPU_FOLDER": str(recording.folder),
         "XMEM_VGPU_STEPS": str(recording.steps),
-        "XMEM_VGPU_TIMEOUT_S": str(recording.timeout_s),
+        "XMEM_VGPU_DEADLINE": str(time.monotonic() + recording.timeout_s),
+        "XMEM_VGPU_RUNNER": str(os.getpid()),
         "XMEM_VGPU_SANDBOX": "1" if recording.sandbox else "",
         "TRITON_LIBCUDA_PATH": str(library),
         "LD_PRELOAD": ":".join([str(library / DRIVER), str(library / NVML), *_kept(environment, "LD_PRELOAD")]),

@@ -17,9 +17,10 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-FLUSH_EVERY_S = 5.0
-MOST_ENTRIES = 5_000_000
-_EXIT_TIMEOUT = 0
+#: Between flushes lie at least so many seconds, and so many times what the last one took.
+FLUSH_EVERY_S, FLUSH_SHARE = 5.0, 20.0
+#: A script that goes on without optimizer steps is ended when its history has so many entries.
+MOST_ENTRIES = 200_000
 _FIRST_CUDNN = 90800
 
 
@@ -36,8 +37,7 @@ class Recorder:
     def __init__(self, torch: Any) -> None:
         self.torch = torch
         self.steps_wanted = int(os.environ.get("XMEM_VGPU_STEPS") or 3)
-        self.timeout_s = float(os.environ.get("XMEM_VGPU_TIMEOUT_S") or 300)
-        self.started = time.monotonic()
+        self.deadline = float(os.environ.get("XMEM_VGPU_DEADLINE") or time.monotonic() + 300)
         self.lock = threading.RLock()
         self.steps: dict[int, int] = {}
         self.marks: list[Any] = []
@@ -51,7 +51,7 @@ class Recorder:
     def begin(self) -> None:
         """Switch the history on and hook into optimizers, backward passes and out-of-memory errors."""
         torch = self.torch
-        torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python", max_entries=MOST_ENTRIES)
+        torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python", max_entries=10 * MOST_ENTRIES)
         self._write(self._header())
         from torch.optim import optimizer
 
@@ -180,11 +180,21 @@ class Recorder:
         self.owner = -1
 
     def _watch_time(self) -> None:
+        """Flush now and then; end the process in time, when its history is full, or when xmem itself is gone."""
+        runner = int(os.environ.get("XMEM_VGPU_RUNNER") or 0)
+        due = time.monotonic() + FLUSH_EVERY_S
         while True:
-            time.sleep(min(FLUSH_EVERY_S, max(0.1, self.timeout_s - (time.monotonic() - self.started))))
-            if time.monotonic() - self.started >= self.timeout_s:
-                self.stop("timeout", _EXIT_TIMEOUT)
-            self.flush()
+            time.sleep(0.2)
+            now = time.monotonic()
+            if now >= self.deadline:
+                self.stop("timeout")
+            if runner and not os.path.exists(f"/proc/{runner}"):
+                os._exit(1)
+            if now >= due:
+                self.flush()
+                if max(self.written.values(), default=0) > MOST_ENTRIES:
+                    self.stop("full")
+                due = time.monotonic() + max(FLUSH_EVERY_S, FLUSH_SHARE * (time.monotonic() - now))
 
     # ------------------------------------------------------------------ writing
     def flush(self) -> None:
