@@ -35,7 +35,7 @@ def test_measured_runs_must_be_there(xmem: Xmem) -> None:
 
 
 def test_explain_rules_lists_what_each_rule_moved(xmem: Xmem, tmp_path: Path) -> None:
-    store = tmp_path / "store"
+    store = str(tmp_path / "store")
     xmem("ingest", str(EXAMPLES / "opt_125m_adam_34.xmem.jsonl.gz"), "--store", str(store))
     done = xmem("simulate", "--gpu", "12GB", "--store", str(store), "--explain-rules")
     assert done.code == EXIT_OK
