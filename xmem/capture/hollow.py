@@ -15,6 +15,8 @@ REAL = object()
 
 #: From this many elements on, an elementwise operator costs more than its bookkeeping.
 LARGE = 1 << 14
+#: Standard deviation with which transformers' models draw their weights.
+TYPICAL_WEIGHT = 0.02
 
 #: Operators whose output looks like their first input, in its layout.
 _LIKE_FIRST = frozenset(
@@ -94,6 +96,9 @@ def run_hollow(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, free
         return _norm_backward(name, args)
     if name.startswith("aten::_foreach_"):
         return _foreach(name, args[0])
+    if name == "aten::linalg_vector_norm" and free_of_choices and len(args) < 3 and "dim" not in kwargs:
+        # Adafactor compares a norm with a constant: give what weights of the usual scale have.
+        return args[0].new_full((), TYPICAL_WEIGHT * args[0].numel() ** 0.5)
     first = args[0] if args else None
     if not isinstance(first, torch.Tensor) or first.numel() < LARGE or not first.is_floating_point():
         return REAL
