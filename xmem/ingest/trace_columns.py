@@ -306,7 +306,8 @@ def to_ns(micros: list[Any]) -> Times:
     """
     if type(next((value for value in micros if value is not None), 0)) is not Decimal:
         try:
-            times = pl.Series(micros, dtype=pl.Float64).fill_null(0).to_numpy()
+            series = pl.Series(micros, dtype=pl.Float64)
+            times = (series.fill_null(0) if series.null_count() else series).to_numpy()
         except (TypeError, OverflowError):
             times = np.array([np.inf])
         if not len(times) or max(times.max(), -times.min()) < _EXACT_BELOW:
