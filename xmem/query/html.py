@@ -66,7 +66,7 @@ def page(run: str | None = None, *, store: str | Path | None = None, options: Re
     segments = find_segments(connection, subject, int(picture.curve.points["seq"][picture.curve.peak]))
     facts = _facts(connection, subject)
     # the bundle is big enough to close a script early if a newer one ever held such a text
-    bundle = vl_convert.javascript_bundle().replace("</script", "<\\/script")  # type: ignore[call-arg]
+    bundle = vl_convert.javascript_bundle().replace("</script", "<\\/script")
     script = (_FOLDER / "page.js").read_text(encoding="utf-8")
     filled = {
         "title": html.escape(f"Memory of {subject.run.name}"),
