@@ -37,8 +37,17 @@ marched AS (
     count(*) FILTER (WHERE place > 2 AND growth_bytes > 0) AS growing,
     CAST(coalesce(sum(growth_bytes) FILTER (WHERE place > 2), 0) AS BIGINT) AS grown_bytes
   FROM (
-    SELECT *, row_number() OVER (ORDER BY step) AS place FROM steps
-    WHERE run_id = $run AND rank = $rank AND device_type = $device_type AND device_index = $device_index
+    SELECT
+      step, peak_allocated_bytes,
+      end_bytes - lag(end_bytes) OVER (ORDER BY step) AS growth_bytes,
+      row_number() OVER (ORDER BY step) AS place
+    FROM (
+      SELECT step, max(allocated_bytes) AS peak_allocated_bytes, arg_max(allocated_bytes, seq) AS end_bytes
+      FROM events
+      WHERE run_id = $run AND rank = $rank AND device_type = $device_type AND device_index = $device_index
+        AND step IS NOT NULL
+      GROUP BY step
+    )
   )
 ),
 failed AS (
