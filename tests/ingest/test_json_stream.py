@@ -17,7 +17,8 @@ from xmem.ingest import json_stream
 from xmem.ingest.adapter import Notes
 from xmem.ingest.json_fields import salvage_fields
 from xmem.ingest.json_repair import DEPTH_LIMIT, find_end, repair_json
-from xmem.ingest.json_stream import ROWS, RecordStream
+from xmem.ingest.json_shapes import ROWS
+from xmem.ingest.json_stream import RecordStream
 from xmem.ingest.trace_records import decode_exact, rescue_event
 
 CHUNKS = (1 << 20, 700, 64)

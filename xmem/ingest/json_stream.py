@@ -15,6 +15,7 @@ import msgspec
 from xmem.ingest.adapter import Notes
 from xmem.ingest.json_fields import is_top_level, read_fields, salvage_fields
 from xmem.ingest.json_repair import REPAIR_LIMIT, find_end, repair_json
+from xmem.ingest.json_shapes import EVENTS, Shape, last_boundary
 
 T = TypeVar("T")
 
@@ -34,39 +35,6 @@ _FOLLOWS = re.compile(rb"[\s\x00]*+(?:[,\]{\[]|\Z)")
 _SCALAR = re.compile(rb'(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"|[^,\]{\["])*+', re.DOTALL)
 
 
-@dataclass(frozen=True)
-class Shape:
-    """How records look: how they start, what parts two of them, what ends their list, what all of them hold."""
-
-    opener: bytes
-    start: re.Pattern[bytes]
-    boundary: re.Pattern[bytes]
-    end: re.Pattern[bytes]
-    sign: bytes
-    may_stay_open: bool
-
-
-_EVENT = rb'\{\s*+"(?:ph|name|cat|pid|tid|ts|s|id|dur|bp|args)"\s*+:'
-#: Records are objects that begin with a key of Chrome's trace format, whose bare list need not be closed.
-EVENTS = Shape(
-    b"{",
-    re.compile(_EVENT),
-    re.compile(rb"\}\s*+(?:,\s*+)?(?=" + _EVENT + rb")"),
-    re.compile(rb'\}\s*+(?:,\s*+)?\](?=\s*+(?:\}|\Z|,\s*+"[^"\\]{1,200}"\s*+:))'),
-    b'"ph"',
-    may_stay_open=True,
-)
-#: Records are lists.
-ROWS = Shape(
-    b"[",
-    re.compile(rb"\["),
-    re.compile(rb"\]\s*+(?:,\s*+)?(?=\[)"),
-    re.compile(rb"\]\s*+(?:,\s*+)?\](?=\s*+\Z)"),
-    b"[",
-    may_stay_open=False,
-)
-
-
 @dataclass
 class RecordStream(Generic[T]):
     """The records of a list, decoded in chunks: `for records, text in stream`.
@@ -75,6 +43,7 @@ class RecordStream(Generic[T]):
     records that is as it should be; where it fails, `exact` decodes parts of it, and `rescue` takes what only plain
     JSON can hold (None: not a record). `text` is what `fast` decoded, None where `exact` and `rescue` were at work.
     `fields` holds the other top-level keys, complete after the last record; `known` ones are found in broken text too.
+    Reading stops at the offset `stop_at` if that lies between two records (`at_stop`), and goes on where it does not.
     """
 
     source: BinaryIO
@@ -88,8 +57,10 @@ class RecordStream(Generic[T]):
     found: bool = False
     bare: bool = False
     fields: dict[str, object] = field(default_factory=dict)
+    offset: int = 0
+    stop_at: int | None = None
+    at_stop: bool = False
     _buffer: bytes = b""
-    _offset: int = 0
     _ended: bool = False
     _closed: bool = False
     _wanted: int = 0
@@ -109,11 +80,27 @@ class RecordStream(Generic[T]):
             if records:
                 yield records, None
             if self._ended and not self._closed:
-                break
-            if not self._closed:
+                self.at_stop = self.stop_at is not None and not self._buffer.strip(_BLANK + b",")
+                if self.stop_at is None or self.at_stop:
+                    break
+                self._pass_stop()
+            elif not self._closed:
                 self._want_more(used)
-        if self.found:
+        if self.found and not self.at_stop:
             self._read_tail() if self._closed else self._note_open_end()
+
+    @property
+    def read_to(self) -> int:
+        """Offset up to which the source was read."""
+        return self.offset + len(self._buffer)
+
+    def go_on_from(self, source: BinaryIO, offset: int) -> None:
+        """After a stop: the next round reads on from another source, whose next byte starts a record at `offset`."""
+        self._pass_stop()
+        self.source, self.offset, self._buffer, self.at_stop = source, offset, b"", False
+
+    def _pass_stop(self) -> None:
+        self.stop_at, self._ended = None, self._ended and self.stop_at is None
 
     # ------------------------------------------------------------------ before the records
 
@@ -248,7 +235,7 @@ class RecordStream(Generic[T]):
                 yield closing.start() + 1
 
     def _repair(self, part: bytes, start: int, end: int) -> list[T] | None:
-        text, at = part[start:end], self._offset + start
+        text, at = part[start:end], self.offset + start
         repaired = _read_plain(text) or (repair_json(text) if len(text) <= REPAIR_LIMIT else None)
         record = None if repaired is None else self.rescue(repaired[0], at)
         if repaired is None or record is None:
@@ -274,11 +261,11 @@ class RecordStream(Generic[T]):
         return [], end
 
     def _lose(self, at: int, text: bytes) -> None:
-        self.notes.add("bad_record", at=self._offset + at, unit="byte", detail=_show(text))
+        self.notes.add("bad_record", at=self.offset + at, unit="byte", detail=_show(text))
 
     def _note_comma(self, gap: bytes, at: int) -> None:
         if b"," in gap:
-            self.notes.add("repaired_syntax", at=self._offset + at, unit="byte", detail="a comma before the end")
+            self.notes.add("repaired_syntax", at=self.offset + at, unit="byte", detail="a comma before the end")
 
     # ------------------------------------------------------------------ after the records
 
@@ -290,9 +277,10 @@ class RecordStream(Generic[T]):
 
     def _read_tail(self) -> None:
         """Take the fields behind the list; note what else stands there."""
+        self._pass_stop()
         while not self._ended and len(self._buffer) < RECORD_LIMIT:
             self._fill(len(self._buffer) + CHUNK_BYTES)
-        tail, at = self._buffer.strip(_BLANK), self._offset
+        tail, at = self._buffer.strip(_BLANK), self.offset
         text, foreign = b"{" + tail.lstrip(b", \t\r\n\0"), b""
         if not self._ended:
             text, foreign = text + b"}", b"more than fits"
@@ -313,29 +301,33 @@ class RecordStream(Generic[T]):
 
     def _cut_off(self, at: int, where: str) -> None:
         self.notes.facts["truncated"] = True
-        self.notes.add("truncated", at=self._offset + at, unit="byte", detail=f"the file ends {where}")
+        self.notes.add("truncated", at=self.offset + at, unit="byte", detail=f"the file ends {where}")
 
     def _take_fields(self, text: bytes) -> None:
         fields, broken = read_fields(text, self.known)
         if broken:
-            self.notes.add("broken_header", at=self._offset, unit="byte", detail=_show(text))
+            self.notes.add("broken_header", at=self.offset, unit="byte", detail=_show(text))
         self.fields.update(fields)
 
     # ------------------------------------------------------------------ the buffer
 
     def _fill(self, size: int) -> None:
         parts = [self._buffer]
-        missing = size - len(self._buffer)
+        end = size if self.stop_at is None else min(size, self.stop_at - self.offset)
+        missing = end - len(self._buffer)
         while missing > 0 and not self._ended:
             block = self.source.read(missing)
-            self._ended = not block
+            if not block:
+                self._ended, self.stop_at = True, None
             parts.append(block)
             missing -= len(block)
         self._buffer = b"".join(parts)
+        if self.stop_at is not None and self.offset + len(self._buffer) >= self.stop_at:
+            self._ended = True
 
     def _advance(self, size: int) -> None:
         self._buffer = self._buffer[size:]
-        self._offset += size
+        self.offset += size
 
     def _want_more(self, used: int) -> None:
         """Grow the window while a record does not end in it; give the record up at the limit."""
@@ -354,15 +346,6 @@ class RecordStream(Generic[T]):
                 return None
             self._advance(max(1, len(self._buffer) - 1024))
             self._fill(len(self._buffer) + CHUNK_BYTES)
-
-
-def last_boundary(text: bytes, shape: Shape) -> tuple[int, int] | None:
-    """Return the end of the last record that another one follows, and where that one starts."""
-    for window in (1 << 14, 1 << 18, len(text)):
-        found = list(shape.boundary.finditer(text, max(0, len(text) - window)))
-        if found:
-            return found[-1].start() + 1, found[-1].end()
-    return None
 
 
 def _try(decode: Callable[[bytes], list[T]], text: bytes) -> list[T] | None:

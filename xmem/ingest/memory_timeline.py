@@ -13,7 +13,8 @@ import msgspec
 from xmem.errors import UnreadableError
 from xmem.ingest.adapter import Batch, Notes
 from xmem.ingest.json_repair import find_end
-from xmem.ingest.json_stream import ROWS, RecordStream
+from xmem.ingest.json_shapes import ROWS
+from xmem.ingest.json_stream import RecordStream
 from xmem.ingest.trace_records import read_integer
 
 if TYPE_CHECKING:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, BinaryIO
 from xmem.errors import UnreadableError, UsageError
 from xmem.ingest.adapter import Batch, Notes
 from xmem.ingest.json_stream import RecordStream
+from xmem.ingest.source import Source
 from xmem.ingest.trace_records import MEMORY, OUT_OF_MEMORY, Record, decode_exact, decode_fast, rescue_event
 
 if TYPE_CHECKING:
     from xmem.ingest.trace_columns import TraceColumns
+    from xmem.ingest.trace_shares import Share
 
 name = "torch_trace"
 
@@ -33,22 +35,57 @@ def sniff(head: bytes, filename: str) -> bool:
 
 def read(source: BinaryIO, notes: Notes) -> Iterator[Batch]:
     """Yield events and spans in file order, devices last; facts and rank are complete at the end."""
-    from xmem.ingest.trace_columns import TraceColumns
+    from xmem.ingest.trace_shares import start_shares
 
-    stream: RecordStream[Record] = RecordStream(
-        source, notes, decode_fast, decode_exact, lambda value, at: rescue_event(value, at, notes), known=KNOWN_FIELDS
-    )
+    stream = open_stream(source, notes)
     if not stream.start():
         raise _not_a_trace(stream)
-    columns = TraceColumns(notes, base_ns=base_time(stream.fields))
-    for records, text in stream:
-        columns.add(records, text)
-        yield from columns.take()
-    yield from columns.take(everything=True)
+    base_ns = base_time(stream.fields)
+    shares = start_shares(source, stream, base_ns)  # before the imports that columns need
+    from xmem.ingest.trace_columns import TraceColumns
+
+    columns = TraceColumns(notes, base_ns)
+    yield from _read_all(stream, columns, shares)
     if not columns.memory_rows and not columns.oom_rows:
         raise _no_memory(stream, columns)
     _state_facts(stream.fields, columns, notes)
     yield from device_batches(stream.fields, columns.seen_devices())
+
+
+def open_stream(source: BinaryIO, notes: Notes) -> RecordStream[Record]:
+    """Return the records of a trace; it is for the caller to start."""
+    return RecordStream(
+        source, notes, decode_fast, decode_exact, lambda value, at: rescue_event(value, at, notes), known=KNOWN_FIELDS
+    )
+
+
+def _read_all(stream: RecordStream[Record], columns: TraceColumns, shares: list[Share]) -> Iterator[Batch]:
+    """Read the first share here and take the others; what fails there, and all behind it, is read here too."""
+    from xmem.ingest.trace_shares import end_shares, take_share
+
+    try:
+        yield from _read_on(stream, columns)
+        if stream.at_stop and isinstance(stream.source, Source):
+            stream.source.finish()  # hash the rest while the others are at work
+        for share in shares:
+            if not stream.at_stop:
+                break
+            batches = take_share(share, columns, stream)
+            if batches is not None:
+                yield from batches
+                continue
+            with open(share.path, "rb") as file:
+                stream.go_on_from(file, file.seek(share.start))
+                yield from _read_on(stream, columns)
+    finally:
+        end_shares(shares)
+
+
+def _read_on(stream: RecordStream[Record], columns: TraceColumns) -> Iterator[Batch]:
+    for records, text in stream:
+        columns.add(records, text)
+        yield from columns.take()
+    yield from columns.take(everything=True)
 
 
 def base_time(fields: dict[str, object]) -> int | None:

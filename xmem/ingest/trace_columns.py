@@ -85,6 +85,10 @@ class TraceColumns:
         """Devices of the memory events, in order of appearance."""
         return list(self._devices)
 
+    def add_devices(self, devices: list[tuple[str, int]]) -> None:
+        """Add devices that others have seen."""
+        self._devices |= dict.fromkeys(devices)
+
     def add(self, records: list[Record], text: bytes | None) -> None:
         """Take decoded records; `text` is what they were decoded from, if that can be done again."""
         spans, memory = _part(records)
@@ -101,8 +105,10 @@ class TraceColumns:
             return self.add(decode_again(b"[" + text + b"]", self.notes), None)
         self.records += len(records)
         self.memory_records += len(memory)
-        self.notes.add("missing_field", count=len(memory) - len(whole), detail="[memory] without Bytes or ts")
-        self.notes.add("missing_field", count=len(spans) - len(timed), detail="a span without ts")
+        if len(whole) < len(memory):
+            self.notes.add("missing_field", count=len(memory) - len(whole), detail="[memory] without Bytes or ts")
+        if len(timed) < len(spans):
+            self.notes.add("missing_field", count=len(spans) - len(timed), detail="a span without ts")
         if timed:
             self._spans.add(_span_frame(timed, self._placed(starts), self._checked(durations)))
         if whole:
@@ -125,7 +131,8 @@ class TraceColumns:
 
     def _checked(self, times: Times) -> Times:
         cut = int(np.count_nonzero(np.abs(times) >= _LARGEST_MICROS * 1000))
-        self.notes.add("wide_integer", count=cut, detail="a time was cut off")
+        if cut:
+            self.notes.add("wide_integer", count=cut, detail="a time was cut off")
         return times
 
     def _wanted(self, frame: pl.DataFrame) -> pl.DataFrame:
@@ -181,12 +188,13 @@ class _Frames:
 
 
 def _part(records: list[Record]) -> tuple[list[Any], list[Any]]:
-    """Part spans and memory events from the rest. Their types tell, where they were decoded fast."""
-    spans: list[Any] = [record for record in records if type(record) is Span]
-    others: list[Any] = [record for record in records if type(record) in INSTANTS]
-    if len(spans) + len(others) < len(records) and any(type(record) is ExactEvent for record in records):
-        spans = [record for record in records if record.ph == "X"]
-        others = [record for record in records if record.ph != "X"]
+    """Part spans and memory events from the rest; records are all exact or all of types that tell."""
+    if records and type(records[0]) is ExactEvent:
+        spans: list[Any] = [record for record in records if record.ph == "X"]
+        others: list[Any] = [record for record in records if record.ph != "X"]
+    else:
+        spans = [record for record in records if type(record) is Span]
+        others = [record for record in records if type(record) in INSTANTS]
     names = [record.name for record in others]
     if names.count(MEMORY) == len(names):
         return spans, others
@@ -246,9 +254,11 @@ def finish_events(frame: pl.DataFrame, notes: Notes) -> pl.DataFrame:
     """
     known = pl.col("device").is_between(0, len(DEVICE_TYPES) - 1)
     unknown = frame.select((~known).fill_null(False).sum()).item()
-    notes.add("unknown_device_type", count=unknown)
+    if unknown:
+        notes.add("unknown_device_type", count=unknown)
     missing = frame.select(pl.any_horizontal(pl.col("device", "device_index").is_null()).sum()).item()
-    notes.add("missing_field", count=missing, detail="[memory] without Device Type or Device Id")
+    if missing:
+        notes.add("missing_field", count=missing, detail="[memory] without Device Type or Device Id")
     oom, cpu, size = pl.col("oom"), (pl.col("device") == 0).fill_null(False), pl.col("bytes").abs()
     free = pl.when(pl.col("bytes") < 0).then(pl.lit("free_requested")).otherwise(pl.lit("alloc"))
     return frame.with_columns(

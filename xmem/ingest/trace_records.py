@@ -112,7 +112,7 @@ def _variants(kind: type[msgspec.Struct], tags: str) -> tuple[type[msgspec.Struc
 
 
 #: The types of records that may be memory events.
-INSTANTS = (Instant, *_variants(Instant, "ICn"))
+INSTANTS = frozenset((Instant, *_variants(Instant, "ICn")))
 #: Tells records by `ph`; one that it does not know makes it fail.
 _KINDS = (Span, *INSTANTS, Arrow, *_variants(Arrow, "tfMBEbeNODPvRc"))
 _FAST = msgspec.json.Decoder(list[Union[_KINDS]])  # type: ignore[valid-type]  # noqa: UP007
