@@ -20,7 +20,7 @@ from xmem.ingest.json_shapes import EVENTS, Shape, last_boundary
 T = TypeVar("T")
 
 #: Bytes that are decoded at once.
-CHUNK_BYTES = 2 << 20
+CHUNK_BYTES = 1 << 20
 #: A record (or header, or tail) longer than this is left out.
 RECORD_LIMIT = 16 << 20
 _GROUP = 64
