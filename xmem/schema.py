@@ -80,7 +80,7 @@ def ddl() -> str:
 def _catalogue() -> duckdb.DuckDBPyConnection:
     import duckdb
 
-    connection = duckdb.connect()
+    connection = duckdb.connect(config={"threads": 1})  # hundreds of small statements: threads only cost here
     connection.execute(ddl())
     return connection
 

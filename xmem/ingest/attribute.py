@@ -56,6 +56,7 @@ class Attribution:
     steps_are_named: bool
     timeline: Timeline | None
     stack_codes: pl.DataFrame
+    has_spans: bool
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def write_spans(
     return written
 
 
-def attribute_spans(spool: Spool, notes: Notes, offset_ns: int) -> tuple[Attribution, SpanPlaces]:
+def attribute_spans(spool: Spool, offset_ns: int) -> tuple[Attribution, SpanPlaces]:
     """Find parents, operators and modules of all spans, and steps and phases of the whole source."""
     columns = read_span_columns(spool, offset_ns)
     count, kind, thread = len(columns.kind), columns.kind, columns.thread
@@ -119,8 +120,6 @@ def attribute_spans(spool: Spool, notes: Notes, offset_ns: int) -> tuple[Attribu
     marks = _marks(flags, forest, operators)
     steps = find_steps(marks, columns.steps)
     named = len(columns.steps.number) > 0
-    if count == 0 and spool.rows("events") and not notes.facts.get("ordered") and notes.filters.spans:
-        notes.add("no_spans")
     attribution = Attribution(
         forest=forest,
         ids=columns.span_id[forest.row],
@@ -132,6 +131,7 @@ def attribute_spans(spool: Spool, notes: Notes, offset_ns: int) -> tuple[Attribu
         steps_are_named=named,
         timeline=build_timeline(marks, steps, named=named),
         stack_codes=_stack_codes(spool),
+        has_spans=count > 0,
     )
     return attribution, SpanPlaces(columns.span_id, parent, _pick(operators, own), _pick(modules, own))
 
@@ -140,6 +140,8 @@ def attribute_events(events: pl.DataFrame, attribution: Attribution, notes: Note
     """Fill span_id, step, phase and category of events where the source has not given them."""
     import polars as pl
 
+    if events.height and not attribution.has_spans and not notes.facts.get("ordered") and notes.filters.spans:
+        notes.add("no_spans")
     time = events["ts_ns"].to_numpy()
     place = np.full(events.height, -1, dtype=np.int32)
     if attribution.forest.count:

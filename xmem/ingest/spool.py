@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 #: Bytes of batches that stay in memory.
 MEMORY_BYTES = 96 << 20
 
-_WORDS = ("action", "device_type", "pool_id", "phase", "category", "kind", "name", "segment_type", "state")
+#: Columns of few distinct words, held as categoricals.
+WORDS = ("action", "device_type", "pool_id", "phase", "category", "kind", "name", "segment_type", "state")
 #: Columns of a batch that the schema does not have: order within equal times, process of a thread.
 _EXTRA = {"events": {"order_key": "BIGINT", "process_id": "BIGINT"}}
 #: Columns that adapters may yield and nothing needs.
@@ -136,6 +137,6 @@ def column_types(table: str) -> dict[str, pl.DataType]:
             frame = pl.Struct({"name": pl.String, "filename": pl.String, "line": pl.Int32})
             found[column.name] = pl.List(frame)
         else:
-            found[column.name] = pl.Categorical() if column.name in _WORDS else kinds[column.type]
+            found[column.name] = pl.Categorical() if column.name in WORDS else kinds[column.type]
     found.update({name: kinds[kind] for name, kind in _EXTRA.get(table, {}).items()})
     return found

@@ -34,7 +34,7 @@ class Write(Protocol):
 _MEMORY_ACTIONS = {"alloc": 1, "free_requested": 1, "free_completed": 1}
 #: Rows that are written at a time.
 _ROWS_AT_A_TIME = 1 << 18
-#: Spans beyond which they are written before the events are worked on, not beside: it keeps memory low.
+#: Spans beyond which they are worked on before the events, not beside: it keeps memory low.
 _MANY_SPANS = 2_000_000
 
 
@@ -58,14 +58,15 @@ def build_tables(spool: Spool, notes: Notes, facts: dict[str, object], write: Wr
     events = order_events(recorded_events, notes, offset_ns)
     del recorded_events
     recorded = _recorded_facts(events, notes)
-    attribution, places = attribute_spans(spool, notes, offset_ns)
-    beside = ThreadPoolExecutor(1)
-    writing = beside.submit(write_spans, attribution, places, spool, offset_ns, notes.filters, write)
-    del places
-    if spool.rows("spans") > _MANY_SPANS:
-        writing.result()
-    with beside:
-        histories = _histories(events, state, devices, notes)
+    with ThreadPoolExecutor(2) as beside:
+        many = spool.rows("spans") > _MANY_SPANS
+        building = None if many else beside.submit(_histories, events, state, devices, notes)
+        attribution, places = attribute_spans(spool, offset_ns)
+        writing = beside.submit(write_spans, attribution, places, spool, offset_ns, notes.filters, write)
+        del places
+        if many:
+            writing.result()
+        histories = building.result() if building else _histories(events, state, devices, notes)
         del events
         joined, alloc_of_block = _joined(histories, state, attribution, notes)
         kept, starts = cut_to_window(joined, [history.start for history in histories], notes.filters)
