@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 #: A share smaller than this is not worth a process.
 SMALLEST_SHARE_BYTES = 32 << 20
 MOST_PROCESSES = 4
-#: What the first process takes of an even part: it also hashes the file, and the others start while it imports.
-_HEAD_START = 0.85
+#: What the first process takes of an even part: it also hashes the file, and may have to import what columns need.
+_FIRST_PART, _FIRST_PART_IMPORTED = 0.85, 1.0
 _WINDOW = 1 << 20
 #: The process finds the modules of this one, and no more.
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from xmem.ingest.trace_shares import main; main()"
@@ -52,8 +52,9 @@ def start_shares(source: BinaryIO, stream: RecordStream[Record], base_ns: int | 
     count = min(processors(), MOST_PROCESSES, rest // SMALLEST_SHARE_BYTES) if path is not None else 1
     if path is None or count < 2:
         return []
-    even = rest / (count - 1 + _HEAD_START)
-    wanted = [stream.offset + int(even * (_HEAD_START + index)) for index in range(count - 1)]
+    first = _FIRST_PART_IMPORTED if "polars" in sys.modules else _FIRST_PART
+    even = rest / (count - 1 + first)
+    wanted = [stream.offset + int(even * (first + index)) for index in range(count - 1)]
     starts = sorted({start for at in wanted if (start := find_start(path, at)) is not None and start > stream.read_to})
     shares: list[Share] = []
     for start, stop in zip(starts, [*starts[1:], None], strict=True):
