@@ -96,6 +96,32 @@ def test_training_gives_the_same_values_recorded_or_not(tmp_path: Path) -> None:
     assert recorded == pytest.approx(plain, rel=1e-5)
 
 
+def operators_of(lines: list[dict[str, Any]]) -> list[str]:
+    return [line["name"] for line in lines if line.get("table") == "spans" and line["kind"] == "operator"]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_takes_the_same_paths_again(tmp_path: Path, reentrant: bool) -> None:
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    rows = torch.randn(2, 4, 16, requires_grad=True)
+    with record(tmp_path / "a.xmem.jsonl.gz", device="cpu"):
+        torch.utils.checkpoint.checkpoint(layer, rows, use_reentrant=reentrant).sum().backward()
+    names = operators_of(lines_of(tmp_path / "a.xmem.jsonl.gz"))
+    assert names.count("aten::_scaled_dot_product_efficient_attention") == 2
+    assert names.count("aten::native_dropout") == 6
+    assert names.count("aten::_scaled_dot_product_efficient_attention_backward") == 1
+    assert not [name for name in names if "for_cpu" in name]
+
+
+def test_gradients_asked_for_with_grad_take_cuda_paths(tmp_path: Path) -> None:
+    rows = torch.randn(4, 16, requires_grad=True)
+    with record(tmp_path / "a.xmem.jsonl.gz", device="cpu"):
+        out = torch.utils.checkpoint.checkpoint(torch.nn.Dropout(), rows, use_reentrant=False)
+        torch.autograd.grad(out.square().sum(), rows)
+    assert operators_of(lines_of(tmp_path / "a.xmem.jsonl.gz")).count("aten::native_dropout") == 2
+    assert torch.autograd._engine_run_backward.__name__ == "_engine_run_backward"
+
+
 def test_an_existing_file_and_an_unknown_device_are_refused(tmp_path: Path) -> None:
     target = tmp_path / "a.xmem.jsonl.gz"
     target.write_text("")
@@ -140,6 +166,32 @@ def test_the_largest_batch_fits_and_one_more_does_not(tmp_path: Path) -> None:
 def test_estimates_grow_with_the_batch(tmp_path: Path) -> None:
     peaks = [estimate_own(tmp_path, size).verdict.peak_allocated_bytes for size in (8, 16, 64, 256, 1024)]
     assert peaks == sorted(peaks)
+
+
+MODES = """
+import torch
+class Job(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.out = torch.nn.Embedding(32, 256), torch.nn.Linear(256, 256)
+    def chosen(self, x):
+        near = torch.where(x < 8, x, torch.log(x.float() + 1).to(torch.long))
+        return self.out(self.table(near)).relu()
+    def forward(self, x):
+        return torch.utils.checkpoint.checkpoint(self.chosen, x, use_reentrant=False).square().mean()
+def make():
+    model = Job()
+    return model, None, lambda size: torch.arange(16).repeat(size, 1)
+"""
+
+
+def test_what_is_run_again_in_backward_has_its_values(tmp_path: Path) -> None:
+    from xmem.capture import Workload
+    from xmem.capture.training import run_workload
+
+    (tmp_path / "modes.py").write_text(MODES)
+    recorder = run_workload(Workload(f"{tmp_path / 'modes.py'}:make", 2000))
+    assert [span[3] for span in recorder.spans].count("aten::embedding") == 2 * 4
 
 
 def test_the_second_question_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -287,6 +287,30 @@ def test_sizes_and_shapes_lie_on_a_line_in_the_batch(program: Program, monkeypat
     assert shapes == [([[130, 5], [5, 5]],), ([[130, 5]],)]
 
 
+def test_frees_between_two_allocations_may_come_in_any_order(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    for prefix, order in (("small", (0, 1)), ("large", (1, 0))):
+        program.add_tables(prefix)
+        made = program.operator("aten::_to_copy", [[4]], [16]) + program.operator("aten::_to_copy", [[4]], [32])
+        for nth in order:
+            program.free(made[nth])
+    program.connection.execute("DROP TABLE cpu_allocations; DROP TABLE cpu_operators")
+    scaled(program, 130, monkeypatch)
+    assert sorted(program.requests()) == [-32, -16, 16, 32]
+
+
+def test_a_free_behind_another_allocation_does_not_align(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    for prefix, early in (("small", True), ("large", False)):
+        program.add_tables(prefix)
+        (made,) = program.operator("aten::relu", [[4]], [16])
+        if early:
+            program.free(made)
+        program.operator("aten::relu", [[4]], [16])
+        if not early:
+            program.free(made)
+    with pytest.raises(UsageError, match="differ in 1 places, first at activation"):
+        scaled(program, 130, monkeypatch)
+
+
 def test_another_program_does_not_align(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     two_batches(program, large_name="aten::gelu")
     with pytest.raises(UsageError) as error:

@@ -19,12 +19,21 @@ from xmem.capture.recorder import Recorder
 
 _EFFICIENT = "aten::_scaled_dot_product_efficient_attention"
 _ATTENTION_PARAMETERS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+# Their originals: multi_head_attention_forward finds others in their place, see below.
+_sdpa, _plain_dropout = F.scaled_dot_product_attention, F.dropout
 _FLASH = "aten::_scaled_dot_product_flash_attention"
 #: What makes tensors out of nothing: without a device they stay on the host in a GPU run.
 FACTORIES = frozenset(
     {torch.rand, torch.randn, torch.randint, torch.randperm, torch.arange, torch.zeros, torch.ones, torch.full}
     | {torch.empty, torch.tensor, torch.linspace, torch.eye}
 )
+#: Functions of Python that call what chooses by device: where those are looked up, and their names.
+#: Checkpointing runs forward again inside backward.
+_INNER = {
+    torch.Tensor.backward: (torch.autograd, ("_engine_run_backward",)),
+    torch.autograd.grad: (torch.autograd, ("_engine_run_backward",)),
+    F.multi_head_attention_forward: (F, ("scaled_dot_product_attention", "dropout")),
+}
 
 
 class CudaPaths(TorchFunctionMode):  # type: ignore[misc]
@@ -39,17 +48,40 @@ class CudaPaths(TorchFunctionMode):  # type: ignore[misc]
         """Run the function, or its CUDA counterpart."""
         kwargs = kwargs or {}
         if not self.recorder.paused:
-            if func is F.dropout:
+            if func is _plain_dropout:
                 return _dropout(*args, **kwargs)
             if func is torch.dropout:
                 return _dropout(*args, **kwargs)
-            if func is F.scaled_dot_product_attention:
+            if func is _sdpa:
                 return self._attention(*args, **kwargs)
             if func in (torch.Tensor.to, torch.Tensor.cuda) and self.recorder.is_on_host(args[0]):
                 return self._to_device(func, args, kwargs)
             if func in FACTORIES and kwargs.get("device") is None:
                 return self._on_host(func, args, kwargs)
+            if func in _INNER:
+                with self._kept_on(*_INNER[func]):
+                    return func(*args, **kwargs)
         return func(*args, **kwargs)
+
+    @contextmanager
+    def _kept_on(self, place: Any, names: tuple[str, ...]) -> Iterator[None]:
+        """Keep this mode, which is off inside what it handles, on for these functions of a module."""
+        before = {name: getattr(place, name) for name in names}
+
+        def kept_on(function: Any) -> Any:
+            def run(*args: Any, **kwargs: Any) -> Any:
+                with self:
+                    return function(*args, **kwargs)
+
+            return run
+
+        for name, function in before.items():
+            setattr(place, name, kept_on(function))
+        try:
+            yield
+        finally:
+            for name, function in before.items():
+                setattr(place, name, function)
 
     def _on_host(self, func: Any, args: Any, kwargs: Any) -> Any:
         self.recorder.on_host += 1
@@ -78,9 +110,7 @@ class CudaPaths(TorchFunctionMode):  # type: ignore[misc]
         backend = choose_attention(query, key, value, attn_mask, enable_gqa)
         if backend is None:
             with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-                return F.scaled_dot_product_attention(
-                    query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-                )
+                return _sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         options = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
         if attn_mask is not None and attn_mask.dtype is torch.bool:
             attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), -math.inf)
@@ -100,7 +130,7 @@ def choose_attention(query: Any, key: Any, value: Any, attn_mask: Any, enable_gq
 
 def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False, train: bool = True) -> Any:
     if not (training and train) or p == 0 or inplace or p == 1:
-        return F.dropout(input, p, training and train, inplace)
+        return _plain_dropout(input, p, training and train, inplace)
     return torch.native_dropout(input, p, True)[0]
 
 
@@ -118,7 +148,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
             lse = torch.zeros(batch, heads, padded, dtype=torch.float32)
             ctx.rng = torch.get_rng_state() if values and options["dropout_p"] else None
             if values:
-                out.copy_(F.scaled_dot_product_attention(query, key, value, mask, **options))
+                out.copy_(_sdpa(query, key, value, mask, **options))
         # The order of the outputs is the order in which CUDA allocates them.
         outputs: tuple[Any, ...] = (seed, offset, out, lse) if backend == _EFFICIENT else (out, lse, seed, offset)
         if backend == _EFFICIENT and options["dropout_p"]:
@@ -157,7 +187,7 @@ def _fill_gradients(grads: Any, inputs: Any, grad: Any, options: Any, rng: Any) 
     with torch.enable_grad(), torch.random.fork_rng(enabled=rng is not None, devices=[]):
         if rng is not None:
             torch.set_rng_state(rng)
-        out = F.scaled_dot_product_attention(*leaves, inputs[3], **options)
+        out = _sdpa(*leaves, inputs[3], **options)
         for made, found in zip(grads, torch.autograd.grad(out, leaves, grad), strict=True):
             made.copy_(found)
 

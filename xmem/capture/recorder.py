@@ -121,8 +121,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         span_id = self._open_operator(name, args, kwargs)
         made = 0
         try:
-            phase = self.phase() if self.hollow else ""
-            free = phase in ("backward", "optimizer")
+            # Checkpointing runs forward again in backward, with its choices.
+            free = self.hollow and self.phase() in ("backward", "optimizer") and not torch.is_grad_enabled()
             out = run_hollow(name, args, kwargs, free_of_choices=free) if self.hollow else REAL
             if out is REAL:
                 out = func(*args, **kwargs)

@@ -109,7 +109,7 @@ class _Step:
         if workload.zero_grad == "end":
             self._zero_grad()
         if self.built.inputs == "images":
-            self.kept = torch.max(self.outputs, 1)
+            self.kept = torch.max(_logits(self.outputs), 1)
 
     def _zero_grad(self) -> None:
         self.optimizer.zero_grad(set_to_none=self.workload.set_to_none)

@@ -109,7 +109,7 @@ def extrapolate(
     if count:
         raise UsageError(
             f"The profiles with batch sizes {small_size} and {large_size} differ in {count} places, first at {name}.",
-            f"The job does not grow evenly with the batch: profile batch size {wanted} itself (--no-extrapolate).",
+            "The job does not grow evenly with the batch: profile the wanted batch size itself (--no-extrapolate).",
         )
 
 

@@ -1,10 +1,15 @@
 -- Two runs of one job with different batch sizes, aligned event by event; every size as a line in the batch size.
 -- Before: small_allocations, small_operators, large_allocations, large_operators, and batches (small, large, wanted).
+-- A free stands after the nth_end-th allocation: the order of frees between two allocations may be any (autocast's cache drops its
+-- copies in the order of a hash table) and changes nothing.
 CREATE OR REPLACE TEMP TABLE numbered_allocations AS
-SELECT 'small' AS run, row_number() OVER (ORDER BY from_seq) AS nth, row_number() OVER (ORDER BY until_seq NULLS LAST, from_seq) AS nth_end, *
-FROM small_allocations
-UNION ALL
-SELECT 'large', row_number() OVER (ORDER BY from_seq), row_number() OVER (ORDER BY until_seq NULLS LAST, from_seq), * FROM large_allocations;
+WITH numbered AS (
+  SELECT 'small' AS run, row_number() OVER (ORDER BY from_seq) AS nth, * FROM small_allocations
+  UNION ALL
+  SELECT 'large', row_number() OVER (ORDER BY from_seq), * FROM large_allocations
+)
+SELECT n.*, last.nth AS nth_end FROM numbered n
+ASOF LEFT JOIN (SELECT run, nth, from_seq FROM numbered) last ON last.run = n.run AND n.until_seq > last.from_seq;
 
 CREATE OR REPLACE TEMP TABLE numbered_operators AS
 SELECT 'small' AS run, row_number() OVER (ORDER BY from_ns, span_id) AS nth, * FROM small_operators
