@@ -122,6 +122,29 @@ def test_gradients_asked_for_with_grad_take_cuda_paths(tmp_path: Path) -> None:
     assert torch.autograd._engine_run_backward.__name__ == "_engine_run_backward"
 
 
+def test_autocast_casts_what_it_casts_on_cuda(tmp_path: Path) -> None:
+    rows, weight = torch.randn(4, 16), torch.randn(16, 16)
+    with record(tmp_path / "a.xmem.jsonl.gz", device="cpu"), torch.autocast("cpu", torch.bfloat16):
+        logits = rows @ weight
+        functional = torch.nn.functional
+        types = [
+            logits.dtype,
+            functional.layer_norm(logits, (16,)).dtype,
+            functional.softmax(logits, -1).dtype,
+            logits.sum(-1).dtype,
+            logits.pow(2).dtype,
+            functional.gelu(logits).dtype,
+        ]
+        loss = functional.cross_entropy(logits, torch.zeros(4, dtype=torch.long))
+    assert types == [torch.bfloat16, *[torch.float32] * 4, torch.bfloat16]
+    assert loss.dtype is torch.float32
+    spans = [line for line in lines_of(tmp_path / "a.xmem.jsonl.gz") if line.get("table") == "spans"]
+    log_softmax = next(span for span in spans if span["name"] == "aten::_log_softmax")
+    assert json.loads(log_softmax["input_types"])[0] == "bfloat16"  # CUDA leaves the loss's logits alone
+    with torch.autocast("cpu", torch.bfloat16):
+        assert functional.layer_norm(logits, (16,)).dtype is torch.bfloat16  # as before
+
+
 def test_an_existing_file_and_an_unknown_device_are_refused(tmp_path: Path) -> None:
     target = tmp_path / "a.xmem.jsonl.gz"
     target.write_text("")

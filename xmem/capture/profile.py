@@ -16,7 +16,7 @@ Progress = Callable[[str], None]
 SUFFIX = ".xmem.jsonl.gz"
 _PACKAGES = ("torch", "torchvision", "transformers", "timm")
 #: Changes with what a profile holds, so that old ones are not taken for new ones.
-FORMAT = 4
+FORMAT = 5
 
 
 def profile(

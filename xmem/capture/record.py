@@ -39,6 +39,7 @@ def record(output: str | Path, *, device: str | None = None, force: bool = False
 
 @contextlib.contextmanager
 def _record_cpu(torch: Any, target: Path) -> Iterator[None]:
+    from xmem.capture.cuda_autocast import autocast_as_on_cuda
     from xmem.capture.cuda_paths import CudaPaths, foreach_as_on_cuda
     from xmem.capture.log import write_log
     from xmem.capture.recorder import Recorder
@@ -47,7 +48,7 @@ def _record_cpu(torch: Any, target: Path) -> Iterator[None]:
     recorder = Recorder()
     _active.append(recorder)
     try:
-        with watch_loop(recorder), foreach_as_on_cuda(), CudaPaths(recorder), recorder:
+        with watch_loop(recorder), foreach_as_on_cuda(), autocast_as_on_cuda(), CudaPaths(recorder), recorder:
             yield
     finally:
         recorder.close()

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from xmem.capture.cuda_autocast import autocast_as_on_cuda
 from xmem.capture.cuda_paths import CudaPaths, foreach_as_on_cuda, without_compiler
 from xmem.capture.models import Built, build_model, require
 from xmem.capture.recorder import Recorder
@@ -32,6 +33,8 @@ def run_workload(workload: Workload, progress: Callable[[int], None] | None = No
     context = contextlib.ExitStack()
     for part in (_one_thread(), without_compiler(), foreach_as_on_cuda(), watch_model(recorder, module)):
         context.enter_context(part)
+    if workload.autocast:
+        context.enter_context(autocast_as_on_cuda())
     with context, CudaPaths(recorder, values=False), recorder:
         place_on_device(recorder, module)
         optimizer = built.optimizer or make_optimizer(workload, module)
