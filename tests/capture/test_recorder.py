@@ -231,6 +231,15 @@ def test_small():
 @pytest.mark.gpu_memory_limit("420MiB")
 def test_large():
     torch.nn.Linear(2048, 2048)(torch.ones(2048, 2048)).sum().backward()
+@pytest.mark.gpu_memory_limit("rtx9999")
+def test_unknown():
+    torch.ones(2) + 1
+@pytest.mark.gpu_memory_limit()
+def test_without_limit():
+    pass
+@pytest.mark.gpu_memory_limit("1GiB")
+def test_nothing():
+    pass
 """
 
 
@@ -239,8 +248,11 @@ def test_a_test_over_its_limit_fails(pytester: pytest.Pytester, monkeypatch: pyt
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     pytester.makepyfile(PYTEST_FILE)
     result = pytester.runpytest_subprocess("-p", "xmem.evaluate.pytest_plugin", "-q")
-    result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["*This test would not fit 420MiB: it needs * reserved of * usable*"])
+    result.assert_outcomes(passed=2, failed=3, warnings=1)
+    result.stdout.fnmatch_lines(["gpu_memory_limit: There is no GPU 'rtx9999'*"])
+    result.stdout.fnmatch_lines(['gpu_memory_limit takes one GPU, like @pytest.mark.gpu_memory_limit("12GiB")'])
+    result.stdout.fnmatch_lines(["*gpu_memory_limit: this test allocated nothing on cpu, so nothing was judged."])
+    result.stdout.fnmatch_lines(["This test would not fit 420MiB: it needs * reserved of * usable*"])
 
 
 pytest_plugins = ["pytester"]

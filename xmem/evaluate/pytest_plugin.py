@@ -26,36 +26,46 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     if len(marker.args) != 1:
         pytest.fail(f'{MARKER} takes one GPU, like @pytest.mark.{MARKER}("12GiB")', pytrace=False)
     with tempfile.TemporaryDirectory() as folder:
-        result = yield from _recorded(Path(folder), str(marker.args[0]))
+        result = yield from _recorded(item, Path(folder), str(marker.args[0]))
     return result
 
 
-def _recorded(folder: Path, gpu: str) -> Generator[None, Any, Any]:
-    from xmem.capture.record import record
+def _recorded(item: pytest.Item, folder: Path, gpu: str) -> Generator[None, Any, Any]:
+    import torch
 
-    log = folder / "test.xmem.jsonl.gz"
-    with record(log, device="cpu"):
+    from xmem.capture.record import record
+    from xmem.errors import XmemError
+
+    kind, name = ("cuda", "test.pickle") if torch.cuda.is_available() else ("cpu", "test.xmem.jsonl.gz")
+    with record(folder / name, device=kind):
         result = yield
-    headline = judge_log(log, folder / "store", gpu)
-    if headline is not None:
+    try:
+        headline = judge_log(folder / name, folder / "store", gpu)
+    except XmemError as error:
+        pytest.fail(f"{MARKER}: {error.message}{f' {error.hint}' if error.hint else ''}", pytrace=False)
+    if headline is None:
+        item.warn(pytest.PytestWarning(f"{MARKER}: this test allocated nothing on {kind}, so nothing was judged."))
+    elif headline:
         pytest.fail(headline, pytrace=False)
     return result
 
 
 def judge_log(log: Path, store: Path, gpu: str) -> str | None:
-    """Return why the recorded run does not fit, None where it does; a run without allocations fits."""
+    """Return why the recorded run does not fit, an empty text where it does, None where nothing was allocated."""
     from xmem.errors import UnreadableError
     from xmem.ingest import IngestOptions, ingest
     from xmem.simulate import SimulateOptions, simulate
+    from xmem.simulate.gpu_table import parse_gpu
     from xmem.units import format_bytes
 
+    parse_gpu(gpu)
     try:
         ingest([log], options=IngestOptions(store=store))
+        verdict = simulate(gpu=gpu, store=store, options=SimulateOptions(keep=False))
     except UnreadableError:
         return None
-    verdict = simulate(gpu=gpu, store=store, options=SimulateOptions(keep=False))
     if verdict.fits:
-        return None
+        return ""
     oom = verdict.oom
     where = f" in {oom.op}" if oom is not None and oom.op else ""
     return (
