@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from xmem.evaluate.estimate import Estimate
 
 
+_CLOSE = (
+    "Too close to call: within the range of memory outside the allocator the answer changes."
+    " Measure it on that GPU and give it with --non-torch, or keep some --headroom."
+)
+
+
 @click.command()
 @workload_options
 @click.option("--gpu", metavar="GPU", required=True, help="A name (xmem gpus), 23.6GiB, 24GB, GiB or bytes.")
@@ -68,6 +74,8 @@ def command(as_json: bool, quiet: bool, verbose: bool, explain_rules: bool, **op
 def _text(found: Estimate, explain_rules: bool) -> str:
     blocks = [_max_batch_text(found)] if found.max_batch is not None else []
     blocks += [verdict_text(found.verdict, width=terminal_width()), _outside_text(found)]
+    if found.too_close_to_call:
+        blocks.append(_CLOSE)
     if explain_rules:
         blocks.append(_rules_text(found))
     return "\n\n".join(blocks)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], None]
 _DEFAULTS = SimulateOptions()
+_ENDS = ("least", "most")
 #: No job is asked for a larger batch than this.
 LARGEST_BATCH = 1 << 20
 #: cudaMalloc hands out descending addresses in most public snapshots of real GPUs (4 of the 6 that show it).
@@ -53,6 +54,15 @@ class Estimate:
     max_batch: MaxBatch | None = None
 
     @property
+    def too_close_to_call(self) -> bool:
+        """Say whether the verdict changes within the range of memory outside the allocator, where that is assumed."""
+        smallest, assumed = self.verdict.smallest_device_bytes, self.verdict.non_torch_bytes
+        if smallest is None or assumed != parse_reserve(_DEFAULTS).non_torch_bytes:
+            return False
+        least, most = (sum(getattr(line, f"{end}_bytes") for line in self.outside if line.always) for end in _ENDS)
+        return smallest - assumed + least <= self.verdict.total_bytes < smallest - assumed + most
+
+    @property
     def fits(self) -> bool:
         """Say whether the job fits; with max_batch, whether any batch does."""
         return self.verdict.fits if self.max_batch is None else self.max_batch.batch_size > 0
@@ -65,6 +75,7 @@ class Estimate:
             "estimate_bytes": self.verdict.peak_reserved_bytes,
             "setup_reserved_bytes": self.setup_reserved_bytes,
             "rules": [asdict(rule) for rule in self.rules],
+            "too_close_to_call": self.too_close_to_call,
             "outside": [asdict(line) for line in self.outside],
             "max_batch": None if self.max_batch is None else asdict(self.max_batch),
         }

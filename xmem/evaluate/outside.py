@@ -9,12 +9,16 @@ from xmem.units import MIB
 
 @dataclass(frozen=True)
 class OutsideLine:
-    """One kind of memory outside the allocator, bytes from least to most, and where the range comes from."""
+    """One kind of memory outside the allocator, bytes from least to most, and where the range comes from.
+
+    `always` says that any job on one GPU has it.
+    """
 
     name: str
     least_bytes: int
     most_bytes: int
     source: str
+    always: bool = False
 
 
 def outside_lines(non_torch_bytes: int) -> tuple[OutsideLine, ...]:
@@ -25,12 +29,14 @@ def outside_lines(non_torch_bytes: int) -> tuple[OutsideLine, ...]:
             256 * MIB,
             500 * MIB,
             "reports for CUDA 12 and later: 256 MiB (RTX 3090), 426 MiB (RTX 6000 Ada); older ones up to 1 GiB",
+            always=True,
         ),
         OutsideLine(
             "kernel modules loaded while training",
             0,
             40 * MIB,
             "device memory less reserved memory, on 65 measured runs of transformers",
+            always=True,
         ),
         OutsideLine(
             "communication buffers (NCCL), only with several GPUs",
