@@ -304,7 +304,7 @@ def test_segments_without_numbers_are_summed_up_or_named() -> None:
     row = tables["segments"].select("device_index", "address", "total_bytes", "allocated_bytes", "active_bytes").row(0)
     assert row == (1, 64, 12, 8, 8)
     assert tables["segments"].height == 1
-    assert notes.issues["missing_field"].detail == "a segment has no address or no size"
+    assert notes.issues["missing_field"].detail == "a segment has no address or no size, or stands twice"
 
 
 def test_annotations_become_spans() -> None:

@@ -104,7 +104,7 @@ class _Reading:
             notes.facts["truncated"] = True
             notes.add("truncated", at=facts["bytes"], unit="byte", detail=facts["damage"])
         elif facts["damage"]:
-            notes.add("unreadable_part", detail=f"everything behind it: {facts['damage']}")
+            notes.add("unreadable_part", detail=facts["damage"])
         if facts["invalid_utf8"]:
             notes.add("invalid_utf8")
 
@@ -175,7 +175,7 @@ class _Reading:
             index = pl.lit(-1) if host else pl.col("device").fill_null(0)
             kind = "cpu" if host else self._device_type or "cuda"
             frame = frame.with_columns(
-                number.alias("segment"), index.cast(pl.Int32, strict=False).alias("device_index")
+                number.alias("segment"), index.cast(pl.Int64, strict=False).alias("device_index")
             )
             frame = frame.with_columns(pl.lit(kind).alias("device_type")).drop("device")
         return frame.with_columns((pl.col("segment") * 2 + int(host)).alias("segment"))
@@ -188,7 +188,7 @@ class _Reading:
             parts = self._blocks or [tables.no_blocks()]
             segments, blocks = tables.make_segments(pl.concat(self._segments), pl.concat(parts))
             lost = sum(part.height for part in self._segments) - segments.height
-            self._notes.add("missing_field", count=lost, detail="a segment has no address or no size")
+            self._notes.add("missing_field", count=lost, detail="a segment has no address or no size, or stands twice")
             self._look_for_ring(segments, blocks)
             yield Batch("segments", segments)
             yield Batch("blocks", blocks if self._notes.filters.stacks else blocks.drop("stack_id"))

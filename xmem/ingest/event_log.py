@@ -103,8 +103,11 @@ class _Log:
         self.notes.facts["ring_buffer"] = self.notes.facts["ring_buffer"] is True
         if self.notes.facts["time_base"] not in _TIME_BASES:
             self.notes.facts["time_base"] = "relative"
-        if type(header.get("rank")) is int:
-            self.notes.rank = header["rank"]
+        rank = header.get("rank")
+        if type(rank) is int and 0 <= rank < 1 << 31:
+            self.notes.rank = rank
+        elif rank is not None:
+            self.remarks.add("odd_value", 1, f"rank: {clean_text(show_tree(rank))[:80]}")
         kind, index = header.get("device_type"), header.get("device_index")
         kind = kind if isinstance(kind, str) else "cuda"
         self._device = kind, index if type(index) is int else -1 if kind == "cpu" else 0
@@ -266,18 +269,30 @@ def _read_parquet(data: bytes, log: _Log) -> Iterator[Batch]:
     try:
         said = pl.read_parquet_metadata(io.BytesIO(data)).get("xmem")
         rows = pl.scan_parquet(io.BytesIO(data)).select(pl.len()).collect().item()
+        columns = pl.scan_parquet(io.BytesIO(data)).collect_schema().names()
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
         raise _damaged_parquet(log, error) from None
-    try:
-        log.open(json.loads(said or "null"))
-    except (ValueError, RecursionError):
-        log.open(None)
+    _open_parquet(said, columns, log)
     if rows > _ROWS_PER_BYTE * len(data) + (1 << 20):
         raise RefusedError(
             f"{log.notes.filename!r} was refused: its {len(data):,} bytes claim to hold {rows:,} events.",
             "An event has a time and an address of its own; write a smaller log.",
         )
     yield from _take_parquet(data, log)
+
+
+def _open_parquet(said: str | None, columns: list[str], log: _Log) -> None:
+    """Take the run fields of the metadata; other tools may leave them out."""
+    try:
+        header = json.loads(said or "null")
+    except (ValueError, RecursionError):
+        header = None
+    if "action" not in columns:
+        raise UnreadableError(
+            f"{log.notes.filename!r} is no event log: it is a Parquet file without a column action.",
+            "The format is described in docs/event-log.md.",
+        )
+    log.open({"xmem": VERSION} if said is None else header)
 
 
 def _take_parquet(data: bytes, log: _Log) -> Iterator[Batch]:
@@ -289,12 +304,25 @@ def _take_parquet(data: bytes, log: _Log) -> Iterator[Batch]:
         for column in found:
             if column not in types:
                 log.remarks.add("unknown_field", None, f"events.{clean_text(column)[:80]}")
-        known = [pl.col(c).cast(polars_type(types[c]), strict=False) for c in found if c in types]
-        frame = pl.scan_parquet(io.BytesIO(data)).select(known).collect() if known else pl.DataFrame()
+        given = pl.scan_parquet(io.BytesIO(data)).select(name for name in found if name in types).collect()
+        frame = given.select(_cast_column(given[name], polars_type(types[name]), log) for name in given.columns)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
         raise _damaged_parquet(log, error) from None
     for part in frame.with_row_index(LINE).with_columns(pl.col(LINE).cast(pl.Int64)).iter_slices(1 << 17):
         yield from log.take("events", part)
+
+
+def _cast_column(values: pl.Series, wanted: pl.DataType, log: _Log) -> pl.Series:
+    """Bring a column into its type; values that do not fit are null, and said."""
+    import polars as pl
+
+    try:
+        cast = values.cast(wanted, strict=False)
+    except pl.exceptions.PolarsError:
+        cast = pl.Series(values.name, [None] * len(values), dtype=wanted)
+    lost = cast.null_count() - values.null_count()
+    log.remarks.add("odd_value", None, f"{values.name} is of type {values.dtype}", count=lost)
+    return cast
 
 
 def _damaged_parquet(log: _Log, error: BaseException) -> UnreadableError:

@@ -127,9 +127,11 @@ class RecordStream(Generic[T]):
         seen = 0
         while True:
             for match in pattern.finditer(self._buffer, seen):
-                if is_top_level(self._buffer[: match.start()]):
+                begins = self._may_begin(match.end())
+                if begins and is_top_level(self._buffer[: match.start()]):
                     return self._begin(match.start(), match.end())
-                second_best = second_best or match
+                if second_best is None or (begins and not self._may_begin(second_best.end())):
+                    second_best = match
             if self._ended or len(self._buffer) >= RECORD_LIMIT:
                 break
             seen = max(0, len(self._buffer) - 256)
@@ -140,6 +142,10 @@ class RecordStream(Generic[T]):
             self._take_fields(self._buffer)
             return None
         return self._find_far(pattern)
+
+    def _may_begin(self, at: int) -> bool:
+        """Say whether a list of records can begin there: with a record, with its end, or behind the buffer."""
+        return self._buffer[at : at + 64].lstrip(_BLANK)[:1] in (b"", b"]", self.shape.opener)
 
     def _find_far(self, pattern: re.Pattern[bytes]) -> None:
         """The header is longer than the limit: keep its known fields and take the first match behind."""
@@ -293,6 +299,9 @@ class RecordStream(Generic[T]):
         else:
             foreign = foreign or text[end:].strip(_BLANK)
             self._take_fields(text[:end])
+        if self.key in self.fields:
+            foreign = foreign or b"a second " + self.key.encode()
+            del self.fields[self.key]
         if foreign:
             self.notes.add("unreadable_part", at=at, unit="byte", detail=f"behind the list stands {_show(foreign)}")
         while not self._ended:

@@ -84,7 +84,8 @@ class DeviceHistory:
 
 def build_history(source: DeviceSource, notes: Notes) -> DeviceHistory:
     """Work out allocations and levels of one device; what was repaired or inferred goes into `notes`."""
-    pairing, guessed = _pair_rows(source, notes)
+    baseline, shift = baseline_of_totals(source.events, source.device, notes)
+    pairing, guessed = _pair_rows(source, baseline, notes)
     additions = Additions()
     lost = _complete_pairs(source, pairing, additions, notes)
     final = join_final_blocks(source.events, pairing, source.blocks, additions)
@@ -92,7 +93,6 @@ def build_history(source: DeviceSource, notes: Notes) -> DeviceHistory:
     contradictions += infer_mapped(source.events, source.segments, additions)
     if source.segments.height:
         contradictions += final.contradictions
-    baseline, shift = baseline_of_totals(source.events, source.device, notes)
     pending = _add_remainder(baseline - additions.bytes_at_start(), final.pending, additions)
     events = _with_groups(source, pairing, final.group)
     rows = _insert(events, additions.sorted(), source.default_ts_ns)
@@ -118,7 +118,7 @@ def build_history(source: DeviceSource, notes: Notes) -> DeviceHistory:
     )
 
 
-def _pair_rows(source: DeviceSource, notes: Notes) -> tuple[Pairing, bool]:
+def _pair_rows(source: DeviceSource, baseline: int, notes: Notes) -> tuple[Pairing, bool]:
     """Return the allocations, and whether they are a guess because addresses are absent or useless."""
     events = source.events
     if source.pairing == "none" or events.height == 0:
@@ -138,7 +138,8 @@ def _pair_rows(source: DeviceSource, notes: Notes) -> tuple[Pairing, bool]:
         return pair_by_size(rows, all_rows=True), True
     if not source.ordered and few_match(rows, by_key):
         by_size = pair_by_size(rows, all_rows=True)
-        if addresses_are_useless(rows, by_key, by_size):
+        counted = source.device != "cpu" and events["total_allocated"].is_not_null().all()
+        if addresses_are_useless(rows, by_key, by_size, baseline if counted else None):
             notes.add("useless_addresses", count=int(memory.sum()), detail=f"{source.device}: paired by size instead")
             return by_size, True
     if rows.has_key[memory].all():

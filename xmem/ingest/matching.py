@@ -101,10 +101,11 @@ def few_match(rows: Rows, by_key: Pairing) -> bool:
     return _frees(rows) > 0 and _matched(by_key) * _USELESS_SHARE <= _frees(rows)
 
 
-def addresses_are_useless(rows: Rows, by_key: Pairing, by_size: Pairing) -> bool:
+def addresses_are_useless(rows: Rows, by_key: Pairing, by_size: Pairing, stated_before: int | None) -> bool:
     """Say whether the addresses mean nothing: almost no free finds its allocation by them, most do by size.
 
-    It takes a contradiction (addresses taken again and again without a free) or many frees to say so.
+    It takes a contradiction (addresses taken again and again without a free, or more bytes freed without an alloc
+    than `stated_before`, what recorded totals say was there at the start) or many frees to say so.
     """
     if not few_match(rows, by_key):
         return False
@@ -113,7 +114,9 @@ def addresses_are_useless(rows: Rows, by_key: Pairing, by_size: Pairing) -> bool
     unfreed = (by_key.alloc >= 0) & (by_key.requested < 0) & (by_key.completed < 0)
     broken = np.count_nonzero(unfreed & (by_key.following >= 0))
     allocs = np.count_nonzero(by_key.alloc >= 0)
-    return bool(broken * 2 >= allocs > 0) or _frees(rows) >= _USELESS_EVIDENCE
+    unmatched = int(rows.size[by_key.first[by_key.alloc < 0]].sum())
+    contradicted = stated_before is not None and unmatched > stated_before
+    return contradicted or bool(broken * 2 >= allocs > 0) or _frees(rows) >= _USELESS_EVIDENCE
 
 
 def _frees(rows: Rows) -> int:

@@ -38,7 +38,7 @@ _BATCH_ROWS = 1 << 16
 _LEVELS_LIMIT = 1 << 28
 _START = re.compile(rb"(?:\xef\xbb\xbf)?[\s\x00]*\[\s*(?=\[)")
 _ROW = re.compile(
-    rb"\[\s*-?\d+\s*,\s*[0-9]\s*,\s*-?\d+\s*,\s*(?:-?\d+|null)\s*\]\s*(?:,\s*\[\s*(?:[-\d]|\Z)|,?\s*\]|,?\s*\Z)"
+    rb"\[\s*-?\d+\s*,\s*[0-9]\s*,\s*-?\d+\s*,\s*(?:-?\d+|null)\s*\]\s*(?:,\s*\[\s*(?!\s|\[)|,?\s*\]|,?\s*\Z)"
 )
 _TIMES = re.compile(rb"\[[-+\d.eE,\s]*(?:\]\s*,\s*\[\s*[\[\]]|\Z)")
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from xmem.errors import UnreadableError
 from xmem.ingest.adapter import Adapter, Filters, Notes, find_adapter
+from xmem.ingest.bounds import keep_bounds
 from xmem.ingest.hta import analyse, first_kernel_ns, require_hta
 from xmem.ingest.ranks import STDIN, Group, check_distinct, rank_from_name
-from xmem.ingest.source import Source, describe, hash_file, open_source
+from xmem.ingest.source import Source, advise, describe, hash_file, open_source
 from xmem.ingest.spool import Spool
 from xmem.ingest.summary import describe_stored, fail_if_strict
 from xmem.schema import HTA_TABLES
@@ -99,12 +100,14 @@ def _read(file: str, options: IngestOptions, writer: RunWriter) -> Reading:
         spool = Spool(writer.folder)
         with _no_collection():
             for batch in adapter.read(source, notes):  # type: ignore[arg-type]
-                spool.take(batch.table, batch.columns)
+                spool.take(batch.table, keep_bounds(batch, notes).columns)
                 _tell(options.progress, source)
         source.finish()
         if source.truncated and "truncated" not in notes.issues:
             notes.add("truncated", detail=source.trouble)
             notes.facts["truncated"] = True
+        elif source.trouble and not source.truncated:
+            notes.add("unreadable_part", detail=source.trouble)
         rank = _rank_of(source.name, notes, options.rank)
         return Reading(
             file=source.name,
@@ -137,7 +140,8 @@ def adapter_of(source: Source, file: str) -> Adapter:
     if adapter is None:
         raise UnreadableError(
             f"{file!r} is {describe(source.head())}, not a trace or snapshot that xmem knows.",
-            "It reads torch.profiler traces, CUDA memory snapshots, memory timelines and xmem event logs.",
+            f"{advise(source.head())}It reads torch.profiler traces, CUDA memory snapshots, memory timelines and xmem"
+            " event logs.",
         )
     return adapter
 

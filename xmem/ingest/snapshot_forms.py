@@ -53,7 +53,10 @@ def read_snapshot(meter: Meter) -> Snapshot:
     except DamagedDataError as damage:
         return salvage_snapshot(meter.read_rest(), damage)
     meter.forget()
-    return arrange(root, "pickle")
+    found = arrange(root, "pickle")
+    if not found.damage and stream.peek(1).strip(b"\0"):
+        found.damage = "bytes stand behind the end of the pickle"
+    return found
 
 
 def arrange(root: object, kind: str) -> Snapshot:
@@ -68,6 +71,10 @@ def arrange(root: object, kind: str) -> Snapshot:
             keys = ", ".join(str(key)[:40] for key in list(root)[:5] if isinstance(key, str | int))
             raise ForeignDataError(f"it is a {kind}, but it holds no snapshot (its keys: {keys or 'none'})")
         root = inner
+    wrong = [key for key in _LISTS if not isinstance(root.get(key), (list, tuple, type(None)))]
+    wrong = [key for key in wrong if not (key == "device_traces" and _by_number(root[key]))]
+    if wrong and not any(isinstance(root.get(key), (list, tuple)) or _by_number(root.get(key)) for key in _KEYS):
+        raise ForeignDataError(f"it is a {kind}, but its {wrong[0]} is a {type(root[wrong[0]]).__name__}, not a list")
     parts = {key: _as_list(root.get(key)) for key in _LISTS}
     settings = root.get("allocator_settings")
     device_type = root.get("device_type")
@@ -79,6 +86,7 @@ def arrange(root: object, kind: str) -> Snapshot:
         annotations=parts["external_annotations"],
         settings=settings if isinstance(settings, dict) else {},
         device_type=device_type if isinstance(device_type, str) else None,
+        damage=f"{wrong[0]} is a {type(root[wrong[0]]).__name__}, not a list" if wrong else "",
     )
 
 
@@ -98,8 +106,17 @@ def _as_list(part: object) -> list[Any]:
     return part if isinstance(part, list) else list(part) if isinstance(part, tuple) else []
 
 
+def _by_number(part: object) -> bool:
+    """Say whether lists stand under the numbers of their devices."""
+    return isinstance(part, dict) and all(
+        type(key) is int and 0 <= key < 1 << 16 and isinstance(value, list) for key, value in part.items()
+    )
+
+
 def _number(part: object) -> list[tuple[int, list[Any]]]:
     """Give each device's trace its number; a flat list of entries is device 0."""
+    if isinstance(part, dict) and _by_number(part):
+        return sorted(part.items())
     traces = _as_list(part)
     if traces and isinstance(traces[0], dict):
         return [(0, traces)]
@@ -131,7 +148,7 @@ def salvage_snapshot(data: bytes, damage: DamagedDataError) -> Snapshot:
     found = _reassemble(waiting)
     if not found.segments and not any(entries for _, entries in found.traces):
         raise damage
-    found.cut, found.damage = damage.cut, str(damage)
+    found.cut, found.damage = damage.cut, str(damage) if damage.cut else f"everything behind it: {damage}"
     return found
 
 
@@ -202,7 +219,8 @@ def read_json(data: bytes) -> Snapshot:
         except (ValueError, RecursionError):
             raise DamagedDataError(damage, cut=cut) from None
     found = arrange(root, "JSON file")
-    found.damage, found.cut = damage, cut
+    if damage:
+        found.damage, found.cut = damage if cut else f"everything behind it: {damage}", cut
     found.invalid_utf8 = "\ufffd" in text and b"\xef\xbf\xbd" not in data
     return found
 

@@ -131,8 +131,9 @@ def make_segments(segments: pl.DataFrame, blocks: pl.DataFrame) -> tuple[pl.Data
     """
     import polars as pl
 
-    states = pl.col("state").cast(pl.String).replace(_STATES)
+    states = pl.col("state").cast(pl.String).replace(_STATES).fill_null("inactive")
     blocks = blocks.with_columns(states).filter(pl.col("address").is_not_null() & (pl.col("block_bytes") >= 0))
+    blocks = blocks.unique(["segment", "address"], keep="first", maintain_order=True)
     allocated = pl.col("block_bytes").filter(pl.col("state") == "active_allocated").sum()
     active = pl.col("block_bytes").filter(pl.col("state").str.starts_with("active")).sum()
     sums = blocks.group_by("segment").agg(
@@ -146,6 +147,7 @@ def make_segments(segments: pl.DataFrame, blocks: pl.DataFrame) -> tuple[pl.Data
         pl.col("is_expandable").cast(pl.Boolean),
     )
     whole = whole.filter(pl.col("address").is_not_null() & (pl.col("total_bytes") >= 0))
+    whole = whole.unique(["device_type", "device_index", "address"], keep="first", maintain_order=True)
     whole = whole.sort("device_type", "device_index", "address", "segment", maintain_order=True)
     whole = whole.with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("segment_id"))
     blocks = blocks.join(whole.select("segment", "segment_id"), on="segment", how="inner")

@@ -30,8 +30,19 @@ _MAGIC = (
     (b"PK\x03\x04", "a ZIP archive"), (b"\x28\xb5\x2f\xfd", "a zstd file"), (b"\xfd7zXZ\x00", "an xz file"),
     (b"BZh", "a bzip2 file"), (b"PAR1", "a Parquet file"), (b"SQLite format 3\x00", "an SQLite database"),
     (b"\x89PNG", "a PNG picture"), (b"%PDF", "a PDF"), (b"\x7fELF", "a program"), (b"\x1f\x8b", "a gzip file"),
-    (b"\xff\xfe", "UTF-16 text"), (b"\xfe\xff", "UTF-16 text"),
+    (b"\xff\xfe", "UTF-16 text"), (b"\xfe\xff", "UTF-16 text"), (b"{\0", "UTF-16 text"), (b"[\0", "UTF-16 text"),
 )  # fmt: skip
+_TAR = (257, b"ustar")
+#: What to do with a kind of file that holds or may hold a trace in another form.
+_ADVICE = {
+    "a ZIP archive": "Unpack it and name the file in it. ",
+    "a tar archive": "Unpack it (tar -xf) and name the file in it. ",
+    "a zstd file": "Unpack it (zstd -d) first. ",
+    "an xz file": "Unpack it (xz -d) first. ",
+    "a bzip2 file": "Unpack it (bzip2 -d) first. ",
+    "UTF-16 text": "Write it as UTF-8 first (iconv -f UTF-16 -t UTF-8). ",
+    "a web page": "Give the .json or .pickle file that the page was made from. ",
+}
 
 
 @dataclass(frozen=True)
@@ -238,6 +249,8 @@ def describe(head: bytes) -> str:
     for magic, kind in _MAGIC:
         if head.startswith(magic):
             return kind
+    if head[_TAR[0] :].startswith(_TAR[1]):
+        return "a tar archive"
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if text[:1] in (b"{", b"["):
         return "JSON"
@@ -249,6 +262,12 @@ def describe(head: bytes) -> str:
         return "blank"
     printable = sum(1 for byte in head[:4096] if byte >= 32 or byte in b"\t\n\r")
     return "plain text" if printable >= 0.95 * len(head[:4096]) else "binary data"
+
+
+def advise(head: bytes) -> str:
+    """Say what to do with a source that is none itself; empty where nothing special is known."""
+    kind = describe(head).partition(" (")[0]
+    return _ADVICE.get(kind, "")
 
 
 def _open_file(path: Path) -> BinaryIO:

@@ -30,7 +30,8 @@ _METADATA_LIMIT = 1 << 16
 
 def sniff(head: bytes, filename: str) -> bool:
     """Say whether it is JSON that no other adapter claims: this one also explains what is missing in it."""
-    return head.removeprefix(b"\xef\xbb\xbf").lstrip(b" \t\r\n\0")[:1] in (b"{", b"[")
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip(b" \t\r\n\0")
+    return text[:1] in (b"{", b"[") and text[1:2] != b"\0"  # that would be UTF-16
 
 
 def read(source: BinaryIO, notes: Notes) -> Iterator[Batch]:
@@ -205,6 +206,11 @@ def _no_memory(stream: RecordStream[Record], columns: TraceColumns) -> Unreadabl
         )
     plural = "s" if columns.records != 1 else ""
     counted = f"{columns.records:,} record{plural}, but no {MEMORY} or {OUT_OF_MEMORY} event"
+    if not stream.bare and "schemaVersion" not in stream.fields and not any(switches(stream.fields).values()):
+        return UnreadableError(
+            f"{shown} has {counted}: it has no schemaVersion, so another program than torch.profiler wrote it.",
+            f"xmem needs the allocations and frees themselves. {HOW_TO_RECORD}",
+        )
     if switches(stream.fields)["profile_memory"]:
         return UnreadableError(
             f"{shown} has {counted}, although it was recorded with profile_memory=True: nothing was allocated or freed"

@@ -168,6 +168,9 @@ def read_integer(value: object, at: int, notes: Notes, *, what: str = "") -> int
         number = _odd_integer(value)
         if number is not None:
             notes.add("odd_number", at=at, unit="byte", detail=f"{what}: {value!r}")
+    if number is not None and what == "Bytes" and _INT64 <= number <= _UINT64:
+        notes.add("odd_number", at=at, unit="byte", detail=f"{what}: {number} is a free written without a sign")
+        number -= _UINT64 + 1
     if number is not None and not -_INT64 <= number < (_UINT64 + 1 if what == "Addr" else _INT64):
         notes.add("wide_integer", at=at, unit="byte", detail=f"{what}: {str(number)[:80]}")
         return None
