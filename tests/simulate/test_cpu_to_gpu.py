@@ -259,6 +259,45 @@ def test_scratch_of_a_cpu_kernel_is_dropped(program: Program) -> None:
     assert program.requests() == [128]
 
 
+def looped_step(program: Program, optimizer: str, *names: str) -> None:
+    """An optimizer's step in a torch.profiler trace: these temporaries for two parameters, one after the other."""
+    start = program.tick()
+    for size in (1000, 2000):
+        for made in [program.operator(name, [[size // 4]], [size], phase="optimizer") for name in names]:
+            program.free(made[0])
+    values = [99, f"Optimizer.step#{optimizer}.step", "", start, program.tick(), "optimizer", 0]
+    program.connection.execute(
+        f"INSERT INTO {program.prefix}_operators VALUES (?, ?, ?, ?, ?, ?, ?, NULL, NULL, NULL, NULL)", values
+    )
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "names", "wanted"),
+    [
+        ("AdamW", ("aten::sqrt", "aten::div"), [1000, 2000, -1000, -2000]),
+        ("Adagrad", ("aten::sqrt",), [1000, 1000, 2000, 2000, -1000, -2000, -1000, -2000]),
+        ("RAdam", ("aten::div", "aten::mul"), [1000, 2000, -1000, -2000]),
+        ("Mine", ("aten::sqrt",), [1000, -1000, 2000, -2000]),
+        ("Adam", ("aten::_foreach_sqrt", "aten::sqrt"), [1000, 1000, -1000, -1000, 2000, 2000, -2000, -2000]),
+    ],
+)
+def test_a_looping_optimizer_is_taken_as_foreach(
+    program: Program, optimizer: str, names: tuple[str, ...], wanted: list[int]
+) -> None:
+    looped_step(program, optimizer, *names)
+    assert program.requests() == wanted
+
+
+def test_attention_of_the_cpu_has_the_backward_scratch_of_cuda(program: Program) -> None:
+    shape, lse = [2, 4, 16, 64], [2, 4, 16]
+    backward = "aten::_scaled_dot_product_flash_attention_for_cpu_backward"
+    program.operator(backward, [shape, shape, shape, shape, shape, lse], [32768], phase="backward")
+    seen = program.effects()["attention_backward_scratch"]
+    program.operator(backward, [shape] * 5 + [lse], [32768], types=["bfloat16"] * 5 + ["float32"], phase="backward")
+    assert seen == 4 * 2 * 4 * 16 * 64 + 2 * 4 * 2 * 4 * 16 + 4 * 2 * 4 * (64 * 64 + 4)
+    assert program.effects()["attention_backward_scratch"] == seen
+
+
 def test_unfused_dropout_keeps_one_byte_an_element(program: Program) -> None:
     program.operator("aten::dropout", [[256, 256]], [262144, 262144])
     assert program.requests() == [65536, 262144]

@@ -25,6 +25,6 @@ CREATE OR REPLACE TEMP TABLE {operators} AS
 SELECT s.span_id, s.name, coalesce(outer_op.name, s.name) AS op, s.ts_ns AS from_ns, s.ts_ns + s.dur_ns AS until_ns, made.phase, made.step,
   from_json(s.input_shapes, '[["BIGINT"]]') AS shapes, from_json(s.input_strides, '[["BIGINT"]]') AS strides,
   from_json(s.input_types, '["VARCHAR"]') AS types, from_json(s.concrete_inputs, '["VARCHAR"]') AS concrete
-FROM (FROM spans WHERE run_id = $run_id AND rank = $rank AND kind = 'operator') s
+FROM (FROM spans WHERE run_id = $run_id AND rank = $rank AND (kind = 'operator' OR name LIKE 'Optimizer.step#%')) s
 LEFT JOIN (FROM spans WHERE run_id = $run_id AND rank = $rank) outer_op ON outer_op.span_id = s.op_id
 LEFT JOIN (SELECT span_id, max(phase) AS phase, max(step) AS step FROM {allocations} GROUP BY span_id) made ON made.span_id = s.span_id;

@@ -115,7 +115,30 @@ CREATE OR REPLACE TEMP TABLE edits (
 -- What a CPU kernel allocates and frees within one operator is its own scratch; CUDA kernels have other scratch, or none.
 INSERT INTO edits BY NAME
 SELECT 'cpu_temporary' AS rule, 'drop' AS change, a.alloc_id, a.bytes, a.span_id
-FROM cpu_allocations a JOIN cpu_operators o USING (span_id) WHERE a.from_ns >= o.from_ns AND a.until_ns <= o.until_ns;
+FROM cpu_allocations a JOIN cpu_operators o USING (span_id) WHERE a.from_ns >= o.from_ns AND a.until_ns <= o.until_ns AND o.name NOT LIKE 'Optimizer.step#%';
+
+-- rule: foreach_optimizer
+-- On the CPU optimizers loop over parameters (torch.profiler shows it), on CUDA they take all at once by default: what the loop makes
+-- for one parameter after the other is then there for all until the step ends, once; Adagrad's step makes as much again.
+CREATE OR REPLACE TEMP TABLE loops AS
+SELECT a.alloc_id, a.bytes, a.from_ns, w.until_ns, o.span_id, o.name, regexp_extract(w.name, '#(\w+)', 1) AS optimizer
+FROM (
+  FROM cpu_operators w WHERE name LIKE 'Optimizer.step#%'
+    AND NOT EXISTS (FROM cpu_operators f WHERE f.name LIKE 'aten::_foreach_%' AND f.from_ns BETWEEN w.from_ns AND w.until_ns)
+) w
+JOIN cpu_operators o ON o.from_ns > w.from_ns AND o.until_ns <= w.until_ns AND o.name IN ('aten::sqrt', 'aten::div', 'aten::add', 'aten::abs', 'aten::mul')
+JOIN cpu_allocations a ON a.span_id = o.span_id AND a.until_ns > o.until_ns AND a.until_ns <= w.until_ns
+WHERE regexp_extract(w.name, '#(\w+)', 1) IN ('SGD', 'Adam', 'AdamW', 'NAdam', 'RAdam', 'RMSprop', 'Adagrad', 'Adadelta', 'Adamax');
+
+INSERT INTO edits BY NAME
+SELECT 'foreach_optimizer' AS rule,
+  CASE WHEN name = 'aten::mul' OR (name = 'aten::div' AND optimizer <> 'RAdam') THEN 'drop' ELSE 'extend' END AS change,
+  alloc_id, bytes, until_ns, span_id
+FROM loops;
+
+INSERT INTO edits BY NAME
+SELECT 'foreach_optimizer' AS rule, 'add' AS change, bytes, from_ns, 1 AS from_slot, until_ns, 0 AS until_slot, span_id
+FROM loops WHERE optimizer = 'Adagrad' AND name = 'aten::sqrt';
 
 -- rule: fused_dropout
 -- Unfused dropout keeps a mask of floats on the CPU; CUDA's fused one keeps one byte an element.
@@ -166,9 +189,10 @@ WHERE name = 'aten::native_dropout' AND mask.nth = 2 AND kept.nth = 1;
 INSERT INTO edits BY NAME
 SELECT 'attention_backward_scratch' AS rule, 'add' AS change, bytes::BIGINT AS bytes, until_ns AS from_ns, from_slot, until_ns, until_slot, span_id
 FROM (
-  SELECT span_id, until_ns, shapes[2] AS q, elements(shapes[6]) AS n,
+  SELECT span_id, until_ns, shapes[2] AS q, elements(shapes[CASE WHEN name LIKE '%for_cpu_backward' THEN 5 ELSE 6 END]) AS n,
     CASE WHEN shapes[2][4] <= 64 THEN 64 ELSE up(shapes[2][4], 128) * 128 END AS wide
   FROM cpu_operators WHERE name = 'aten::_scaled_dot_product_efficient_attention_backward'
+    OR (name = 'aten::_scaled_dot_product_flash_attention_for_cpu_backward' AND item_bytes(types[2]) = 4)
 ), LATERAL (VALUES
   (4 * n, 1, 5), (4 * q[1] * q[2] * q[3], 2, 4), (4 * q[1] * q[2] * q[3], 3, 8),
   (4 * q[1] * q[2] * up(q[3], 64) * (64 * wide + 4 * (wide // 64)), 6, 9)
