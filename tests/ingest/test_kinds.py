@@ -6,8 +6,10 @@ import copy
 import gzip
 import io
 import json
+import os
 import pickle
 import tarfile
+import threading
 
 import polars as pl
 import pytest
@@ -51,6 +53,18 @@ def refusal(take, content, name):
 
 
 WHOLE = (3 * MIB, 2 * MIB, 3)
+
+
+def test_a_named_pipe_is_read_once_also_into_a_store_that_has_runs(tmp_path):
+    pipe, options = tmp_path / "t.json", IngestOptions(store=tmp_path / "store")
+    os.mkfifo(pipe)
+    found = []
+    for _ in range(2):
+        writer = threading.Thread(target=pipe.write_text, args=(json.dumps(trace(*LOOP, **RANK)),), daemon=True)
+        writer.start()
+        found += [run.run_id for run in ingest(pipe, options=options)]
+        writer.join(timeout=10)
+    assert len(set(found)) == 1 and len(found) == 2
 
 
 def test_a_device_number_wider_than_its_column_costs_no_event(take):

@@ -85,7 +85,7 @@ def run_identity(hashes: list[str], options: IngestOptions) -> str:
 def _find_same(store: Store, group: Group, options: IngestOptions) -> str | None:
     """Return the id of a run made of the same content and filters, if the store has it."""
     runs = store.runs()
-    if not runs or STDIN in group.files:
+    if not runs or not all(file != STDIN and Path(file).is_file() for file in group.files):  # pipes are read once
         return None
     run_id = run_identity([hash_file(file)[0] for file in group.files], options)
     if options.hta and not any((store.path / table / f"run_id={run_id}").is_dir() for table in HTA_TABLES):
