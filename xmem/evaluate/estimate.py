@@ -60,7 +60,7 @@ class Estimate:
         if smallest is None or assumed != parse_reserve(_DEFAULTS).non_torch_bytes:
             return False
         least, most = (sum(getattr(line, f"{end}_bytes") for line in self.outside if line.always) for end in _ENDS)
-        return smallest - assumed + least <= self.verdict.total_bytes < smallest - assumed + most
+        return bool(smallest - assumed + least <= self.verdict.total_bytes < smallest - assumed + most)
 
     @property
     def fits(self) -> bool:
