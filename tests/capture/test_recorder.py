@@ -223,6 +223,25 @@ def test_the_second_question_runs_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     assert estimate_own(tmp_path, 16).verdict.peak_reserved_bytes == first.verdict.peak_reserved_bytes
 
 
+def test_torch_profilers_own_trace_of_the_same_steps_is_read(tmp_path: Path) -> None:
+    from xmem.capture import Workload
+    from xmem.capture.profile import profile
+    from xmem.ingest import IngestOptions, ingest
+
+    (tmp_path / "job.py").write_text(SCRIPT)
+    trace = tmp_path / "a.json.gz"
+    log = profile(Workload(f"{tmp_path / 'job.py'}:make", 8), tmp_path / "a.xmem.jsonl.gz", trace=trace)
+    runs = [ingest([file], options=IngestOptions(store=tmp_path / "store"))[0] for file in (log, trace)]
+    assert [run.adapter for run in runs] == ["event_log", "torch_trace"]
+    with gzip.open(trace, "rt") as file:
+        names = {event.get("name") for event in json.load(file)["traceEvents"]}
+    assert {"ProfilerStep#0", "ProfilerStep#3", "Optimizer.step#Adam.step"} <= names
+    with pytest.raises(RefusedError, match=r"a\.json\.gz exists already"):
+        profile(Workload("VGG19"), tmp_path / "b.xmem.jsonl", trace=trace)
+    with pytest.raises(UsageError, match=r"is no name for a torch\.profiler trace"):
+        profile(Workload("VGG19"), tmp_path / "b.xmem.jsonl", trace=tmp_path / "b.txt")
+
+
 PYTEST_FILE = """
 import pytest, torch
 @pytest.mark.gpu_memory_limit("1GiB")

@@ -20,23 +20,30 @@ FORMAT = 5
 
 
 def profile(
-    workload: Workload, output: str | Path | None = None, *, force: bool = False, progress: Progress | None = None
+    workload: Workload,
+    output: str | Path | None = None,
+    *,
+    trace: str | Path | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
 ) -> Path:
     """Run the job on the CPU and write what it allocated to `output`; return the file.
 
     The run takes the paths that the same code takes on CUDA, and leaves out arithmetic on which no allocation depends.
+    `trace` names a file for torch.profiler's own trace of the same steps, from a second run that computes everything.
     Raises UsageError where torch or the model is missing, RefusedError where the file exists.
     """
     target = Path(output) if output is not None else Path(default_name(workload))
     if not target.name.endswith((".jsonl", ".jsonl.gz")):
         raise UsageError(f"{target} is no name for an event log.", f"End it in {SUFFIX}.")
-    if target.exists() and not force:
-        raise RefusedError(f"{target} exists already.", "--force replaces it.")
-    if not target.parent.is_dir():
-        raise UsageError(f"The folder {target.parent} is not there.", "Make it first.")
+    own = None if trace is None else Path(trace)
+    if own is not None and not own.name.endswith((".json", ".json.gz")):
+        raise UsageError(f"{own} is no name for a torch.profiler trace.", "End it in .json or .json.gz.")
+    for file in (target, *([] if own is None else [own])):
+        _check_free(file, force)
     torch = require("torch", "Profiling")
     from xmem.capture.log import write_log
-    from xmem.capture.training import run_workload
+    from xmem.capture.training import run_workload, trace_workload
 
     def told(step: int) -> None:
         if progress is not None:
@@ -44,7 +51,16 @@ def profile(
 
     recorder = run_workload(workload, told)
     write_log(recorder, target, {"torch_version": str(torch.__version__), "metadata": workload.describe()})
+    if own is not None:
+        trace_workload(workload, own, told)
     return target
+
+
+def _check_free(file: Path, force: bool) -> None:
+    if file.exists() and not force:
+        raise RefusedError(f"{file} exists already.", "--force replaces it.")
+    if not file.parent.is_dir():
+        raise UsageError(f"The folder {file.parent} is not there.", "Make it first.")
 
 
 def default_name(workload: Workload) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,11 +25,7 @@ PAD_SHARE = 0.25
 
 def run_workload(workload: Workload, progress: Callable[[int], None] | None = None) -> Recorder:
     """Train a few steps on the CPU and return what was recorded; values are not computed where none depends on them."""
-    built = build_model(workload.model, classes=workload.classes, attention=workload.attention)
-    module = built.module.to(getattr(torch, workload.dtype))
-    module.train()
-    if workload.checkpointing:
-        _switch_on_checkpointing(module)
+    built, module = _build(workload)
     recorder = Recorder(hollow=True)
     context = contextlib.ExitStack()
     for part in (_one_thread(), without_compiler(), foreach_as_on_cuda(), watch_model(recorder, module)):
@@ -41,6 +38,35 @@ def run_workload(workload: Workload, progress: Callable[[int], None] | None = No
         recorder.adopt(state_tensors(optimizer), "optimizer_state")
         _loop(workload, built, optimizer, recorder, progress)
     return recorder
+
+
+def trace_workload(workload: Workload, path: Path, progress: Callable[[int], None] | None = None) -> None:
+    """Train the same steps under torch.profiler, with all arithmetic, and write its trace to `path`."""
+
+    def told(step: int) -> None:
+        profiler.step()
+        if progress is not None:
+            progress(step)
+
+    profiler = torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU],
+        schedule=lambda _: torch.profiler.ProfilerAction.RECORD,
+        profile_memory=True,
+        record_shapes=True,
+    )
+    with profiler:
+        built, module = _build(workload)
+        _loop(workload, built, built.optimizer or make_optimizer(workload, module), Recorder(), told)
+    profiler.export_chrome_trace(str(path))
+
+
+def _build(workload: Workload) -> tuple[Built, Any]:
+    built = build_model(workload.model, classes=workload.classes, attention=workload.attention)
+    module = built.module.to(getattr(torch, workload.dtype))
+    module.train()
+    if workload.checkpointing:
+        _switch_on_checkpointing(module)
+    return built, module
 
 
 @contextlib.contextmanager

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], None]
 _DEFAULTS = SimulateOptions()
-_ENDS = ("least", "most")
 #: No job is asked for a larger batch than this.
 LARGEST_BATCH = 1 << 20
 #: cudaMalloc hands out descending addresses in most public snapshots of real GPUs (4 of the 6 that show it).
@@ -59,7 +58,8 @@ class Estimate:
         smallest, assumed = self.verdict.smallest_device_bytes, self.verdict.non_torch_bytes
         if smallest is None or assumed != parse_reserve(_DEFAULTS).non_torch_bytes:
             return False
-        least, most = (sum(getattr(line, f"{end}_bytes") for line in self.outside if line.always) for end in _ENDS)
+        always = [line for line in self.outside if line.always]
+        least, most = (sum(line.least_bytes for line in always), sum(line.most_bytes for line in always))
         return bool(smallest - assumed + least <= self.verdict.total_bytes < smallest - assumed + most)
 
     @property
