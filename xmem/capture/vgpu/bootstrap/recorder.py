@@ -202,7 +202,7 @@ class Recorder:
         if os.getpid() != self.owner:
             return
         with self.lock:
-            snapshot = self.torch._C._cuda_memorySnapshot(None)
+            snapshot = self.torch.cuda.memory._snapshot()
             traces = snapshot["device_traces"]
             used = [n for n, trace in enumerate(traces) if n in self.written or _has_allocations(trace)]
             news = {device: self._entries(device, traces[device]) for device in used}
