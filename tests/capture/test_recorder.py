@@ -175,6 +175,26 @@ def test_an_extrapolated_estimate_equals_a_profiled_one(tmp_path: Path) -> None:
         assert getattr(extrapolated.verdict, name) == getattr(profiled.verdict, name)
 
 
+RECURRENT = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.LSTM(16, 32, num_layers=2, batch_first=True)
+    def forward(self, rows):
+        return self.layers(rows)[0].mean()
+def make():
+    return Net(), None, lambda size: torch.ones(size, 10, 16)
+"""
+
+
+def test_recurrent_layers_are_estimated_with_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(RECURRENT)
+    found = estimate_own(tmp_path, 40)
+    assert found.profiled_batch_sizes == (2, 3)
+    assert any(note.startswith("Recurrent layers run in cuDNN") for note in found.verdict.notes)
+
+
 def test_the_largest_batch_fits_and_one_more_does_not(tmp_path: Path) -> None:
     found = estimate_own(tmp_path, 8, max_batch=True)
     best = found.max_batch

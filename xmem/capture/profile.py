@@ -16,7 +16,7 @@ Progress = Callable[[str], None]
 SUFFIX = ".xmem.jsonl.gz"
 _PACKAGES = ("torch", "torchvision", "transformers", "timm")
 #: Changes with what a profile holds, so that old ones are not taken for new ones.
-FORMAT = 5
+FORMAT = 6
 
 
 def profile(
@@ -50,7 +50,8 @@ def profile(
             progress(f"batch size {workload.batch_size}: step {step} of {workload.iterations}")
 
     recorder = run_workload(workload, told)
-    write_log(recorder, target, {"torch_version": str(torch.__version__), "metadata": workload.describe()})
+    metadata = {**workload.describe(), "recurrent": recorder.recurrent}
+    write_log(recorder, target, {"torch_version": str(torch.__version__), "metadata": metadata})
     if own is not None:
         trace_workload(workload, own, told)
     return target

@@ -49,6 +49,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.on_host = 0
         self._host: dict[int, weakref.ref[Any]] = {}
         self.closed = False
+        self.recurrent = False
         self._live: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._allocations = 0
         self._op: int | None = None

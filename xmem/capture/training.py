@@ -27,6 +27,7 @@ def run_workload(workload: Workload, progress: Callable[[int], None] | None = No
     """Train a few steps on the CPU and return what was recorded; values are not computed where none depends on them."""
     built, module = _build(workload)
     recorder = Recorder(hollow=True)
+    recorder.recurrent = any(isinstance(child, torch.nn.RNNBase) for child in module.modules())
     context = contextlib.ExitStack()
     for part in (_one_thread(), without_compiler(), foreach_as_on_cuda(), watch_model(recorder, module)):
         context.enter_context(part)

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], None]
 _DEFAULTS = SimulateOptions()
+RECURRENT = (
+    "Recurrent layers run in cuDNN on a GPU; how much it reserves for backward is not known,"
+    " what the CPU keeps stands in for it: take activations as uncertain."
+)
 #: No job is asked for a larger batch than this.
 LARGEST_BATCH = 1 << 20
 #: cudaMalloc hands out descending addresses in most public snapshots of real GPUs (4 of the 6 that show it).
@@ -144,6 +148,7 @@ def make_case(job: Job, batch_size: int, target: Target, options: SimulateOption
     how = "profiled" if any(p.batch_size == batch_size for p in job.profiles) else "extrapolated from profiles with"
     sizes = " and ".join(str(p.batch_size) for p in job.profiles)
     notes = [f"Batch size {batch_size} is {how} batch size {sizes} on the CPU." if how != "profiled" else "", note]
+    notes += [RECURRENT] if job.recurrent else []
     return Case(
         run_id=job.profiles[0].run_id,
         run_name=f"{job.workload.model} {job.workload.optimizer} batch {batch_size}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,6 +43,7 @@ class Job:
     store: Store
     profiles: tuple[Profile, ...]
     torch_version: str | None
+    recurrent: bool = False
 
     def requests(self, batch_size: int, facts: GpuFacts) -> tuple[pa.Table, tuple[RuleEffect, ...]]:
         """Return the requests of a GPU run with this batch size, and what each rule moved."""
@@ -95,11 +96,17 @@ def prepare_job(
     direct = exact or workload.batch_size <= CHECK
     sizes = (workload.batch_size,) if direct else (SMALL, LARGE, CHECK) if check else (SMALL, LARGE)
     found = tuple(_profile(workload.with_batch(size), folder, store, progress) for size in sizes)
-    job = Job(workload, store, found, store.find_run(found[0].run_id).torch_version)
+    job = Job(workload, store, found, store.find_run(found[0].run_id).torch_version, _is_recurrent(store, found[0]))
     if not direct and check:
         check_line(job)
-        return Job(workload, store, found[:2], job.torch_version)
+        return replace(job, profiles=found[:2])
     return job
+
+
+def _is_recurrent(store: Store, found: Profile) -> bool:
+    query = "SELECT coalesce(bool_or((metadata->>'$.recurrent')::BOOLEAN), false) FROM runs WHERE run_id = $1"
+    with closing(store.connect()) as connection:
+        return bool((connection.execute(query, [found.run_id]).fetchone() or (False,))[0])
 
 
 def _profile(workload: Workload, folder: Path, store: Store, progress: Progress | None) -> Profile:
@@ -118,7 +125,11 @@ def _profile(workload: Workload, folder: Path, store: Store, progress: Progress 
 def check_line(job: Job) -> None:
     """Compare the extrapolation with a profile of a third batch size, allocation by allocation."""
     wanted = job.profiles[2]
-    query = "SELECT bytes, category, phase, step FROM cpu_allocations ORDER BY from_seq"
+    # A recurrent layer's workspace is rounded up to pages of the host.
+    query = (
+        "SELECT CASE WHEN o.name = 'aten::mkldnn_rnn_layer' THEN NULL ELSE a.bytes END, a.category, a.phase, a.step"
+        " FROM cpu_allocations a LEFT JOIN cpu_operators o USING (span_id) ORDER BY a.from_seq"
+    )
     with closing(job.store.connect()) as connection:
         load_batch(connection, job.profiles[:2], wanted.batch_size)
         guessed = connection.execute(query).fetchall()
