@@ -8,12 +8,16 @@ crash-json.bin.
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
+import importlib.util
 import io
 import json
 import random
 import resource
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +27,10 @@ REPOSITORY = Path(__file__).resolve().parent.parent.parent
 if str(REPOSITORY) not in sys.path:
     sys.path.insert(0, str(REPOSITORY))
 
-from tests.ingest.traces import gzipped, memory, span, trace  # noqa: E402
+atheris: Any = importlib.import_module("atheris") if importlib.util.find_spec("atheris") else None
+with atheris.instrument_imports(include=["xmem.ingest"]) if atheris else contextlib.nullcontext():
+    from tests.ingest.traces import gzipped, memory, span, trace
+    from xmem.ingest import adapter, json_stream, memory_timeline, torch_trace  # noqa: F401 - seen by the fuzzer
 
 MEMORY_BYTES = 1 << 30
 LONGEST_BYTES = 1 << 16
@@ -51,16 +58,15 @@ def seeds() -> list[bytes]:
 def read_everything(data: bytes) -> None:
     """Read one input as a source of the kind that it looks like, in chunks of several sizes."""
     from xmem.errors import XmemError
-    from xmem.ingest import json_stream
     from xmem.ingest.adapter import Notes, find_adapter
     from xmem.ingest.source import Source
 
     json_stream.CHUNK_BYTES = CHUNKS[len(data) % len(CHUNKS)]
     with contextlib.suppress(XmemError):
         source = Source(io.BytesIO(data), "fuzz")
-        adapter = find_adapter(source.head(), "fuzz.json")
-        if adapter is not None and adapter.name in ("torch_trace", "memory_timeline"):
-            for _ in adapter.read(source, Notes(filename="fuzz")):  # type: ignore[arg-type]
+        found = find_adapter(source.head(), "fuzz.json")
+        if found is not None and found.name in ("torch_trace", "memory_timeline"):
+            for _ in found.read(source, Notes(filename="fuzz")):  # type: ignore[arg-type]
                 pass
 
 
@@ -85,18 +91,22 @@ def mutate(order: random.Random, made: list[bytes]) -> bytes:
     return bytes(data[:LONGEST_BYTES])
 
 
-def run_guided(check: Callable[[bytes], None], seconds: int) -> bool:
-    """Let atheris guide, if it is there."""
-    try:
-        import atheris
-    except ImportError:
+def run_guided(seconds: int) -> bool:
+    """Let atheris guide, if it is there. It ends the process."""
+    if atheris is None:
         return False
-    names = ["xmem.ingest.json_stream", "xmem.ingest.json_repair", "xmem.ingest.json_fields", "xmem.ingest.torch_trace"]
-    with atheris.instrument_imports(include=names):
-        for name in names:
-            __import__(name)
+    corpus = Path(tempfile.mkdtemp(prefix="xmem-fuzz-"))
+    atexit.register(shutil.rmtree, corpus, ignore_errors=True)
+    for number, seed in enumerate([*seeds(), *PIECES]):
+        (corpus / str(number)).write_bytes(seed)
     options = [f"-max_total_time={seconds}", f"-max_len={LONGEST_BYTES}", f"-rss_limit_mb={MEMORY_BYTES >> 20}"]
-    atheris.Setup([sys.argv[0], *options], check)
+
+    def mutate_some(data: bytes, most: int, seed: int) -> bytes:
+        if seed % 2:
+            return bytes(atheris.Mutate(data, most))
+        return mutate(random.Random(seed), [data or b"[", *seeds()[:2]])[:most]
+
+    atheris.Setup([sys.argv[0], *options, str(corpus)], checked, custom_mutator=mutate_some)
     atheris.Fuzz()
     return True
 
@@ -134,9 +144,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    for data in seeds():
-        checked(data)
-    if not run_guided(checked, arguments.seconds):
+    if not run_guided(arguments.seconds):
+        for data in seeds():
+            checked(data)
         count = run_random(checked, arguments.seconds, arguments.seed)
         sys.stdout.write(f"{count:,} inputs in {arguments.seconds} s (atheris is not installed): nothing harmful\n")
 
