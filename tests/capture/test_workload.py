@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,27 @@ def test_a_changed_script_is_another_job(tmp_path: Path) -> None:
     before = profile_key(Workload(f"{script}:make"))
     script.write_text("2")
     assert profile_key(Workload(f"{script}:make")) != before
+
+
+def test_a_module_in_the_working_directory_is_found_and_its_changes_are_another_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    script = tmp_path / "my_own_job.py"
+    script.write_text("def make():\n    return 1\n")
+    before = profile_key(Workload("my_own_job:make"))
+    assert models.load_function("my_own_job:make")() == 1
+    script.write_text("def make():\n    return 22\n")
+    assert profile_key(Workload("my_own_job:make")) != before
+    assert models.find_source("none.such:make") is None
+
+
+def test_a_script_imports_its_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    (tmp_path / "my_own_neighbour.py").write_text("answer = 42\n")
+    (tmp_path / "job.py").write_text("from my_own_neighbour import answer\ndef make():\n    return answer\n")
+    assert models.load_function(f"{tmp_path / 'job.py'}:make")() == 42
 
 
 def test_profiles_are_named_after_their_job() -> None:

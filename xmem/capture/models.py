@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -162,6 +163,7 @@ def _from_timm(name: str, classes: int | None) -> Built | None:
 def load_function(name: str) -> Callable[..., Any]:
     """Return the function that `package.module:function` or `script.py:function` means."""
     place, _, function = name.rpartition(":")
+    _look_in(Path(place).parent if place.endswith(".py") else Path())
     try:
         if place.endswith(".py"):
             spec = importlib.util.spec_from_file_location(Path(place).stem, place)
@@ -177,6 +179,25 @@ def load_function(name: str) -> Callable[..., Any]:
     if not callable(found):
         raise UsageError(f"{place} has no function {function!r}.")
     return found  # type: ignore[no-any-return]
+
+
+def _look_in(folder: Path) -> None:
+    """Let the user's modules be imported as if Python had been started in this folder."""
+    if str(folder.absolute()) not in sys.path:
+        sys.path.insert(0, str(folder.absolute()))
+
+
+def find_source(name: str) -> Path | None:
+    """Return the file of `package.module:function` or `script.py:function`; of packages only their parents are imported."""
+    place = name.rpartition(":")[0]
+    if place.endswith(".py"):
+        return Path(place)
+    _look_in(Path())
+    try:
+        spec = importlib.util.find_spec(place)
+    except (ImportError, ValueError):
+        return None
+    return None if spec is None or spec.origin is None else Path(spec.origin)
 
 
 def _own_function(name: str) -> Built:
@@ -211,7 +232,6 @@ def _no_initialisation(*, skip: bool) -> Iterator[None]:
 
 def _transformers_without_weights() -> Any:
     import contextlib
-    import sys
 
     if "transformers" not in sys.modules:
         return contextlib.nullcontext()

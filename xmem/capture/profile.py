@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
-from xmem.capture.models import INSTALL, require
+from xmem.capture.models import INSTALL, find_source, require
 from xmem.capture.workload import Workload
 from xmem.errors import RefusedError, UsageError
 
@@ -91,7 +91,8 @@ def check_installed() -> None:
 
 
 def _content_of(model: str) -> str:
-    place = Path(model.rpartition(":")[0] if ":" in model else model)
+    own = ":" in model and not model.startswith("timm:")
+    place = (find_source(model) if own else None) or Path(model)
     place = place / "config.json" if place.is_dir() else place
     if place.suffix in (".py", ".json") and place.is_file():
         return hashlib.sha256(place.read_bytes()).hexdigest()
