@@ -188,7 +188,7 @@ def _look_in(folder: Path) -> None:
 
 
 def find_source(name: str) -> Path | None:
-    """Return the file of `package.module:function` or `script.py:function`; of packages only their parents are imported."""
+    """Return the file of `package.module:function` or `script.py:function`, importing no more than parent packages."""
     place = name.rpartition(":")[0]
     if place.endswith(".py"):
         return Path(place)
