@@ -175,7 +175,7 @@ BAD = {
     "other JSON": (b'{"a": 1}', 3, "bad is no torch.profiler trace: It is a JSON object with the keys 'a'"),
     "no records": (trace(), 3, "bad holds no trace records that can be read."),
     "memory switched off": (
-        b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 1, "pid": 1, "tid": 1}]}',
+        b'{"schemaVersion": 1, "traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 1}]}',
         3,
         "it was recorded without profile_memory=True.",
     ),

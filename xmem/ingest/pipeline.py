@@ -57,6 +57,7 @@ def ingest_group(group: Group, options: IngestOptions) -> Ingested:
             return describe_stored(store, there, already_there=True)
     with store.writer("pending") as writer:
         readings = [_read(file, options, writer) for file in group.files]
+        _require_memory(readings)
         check_distinct([(reading.rank, reading.file) for reading in readings])
         for skipped in group.skipped:
             readings[0].notes.add("unreadable_part", detail=f"{skipped} is no trace that can be read")
@@ -67,6 +68,18 @@ def ingest_group(group: Group, options: IngestOptions) -> Ingested:
             fail_if_strict([(reading.file, reading.notes) for reading in readings])
         writer.commit(run_id)
     return describe_stored(store, run_id, already_there=False)
+
+
+def _require_memory(readings: list[Reading]) -> None:
+    """Raise UnreadableError where no source says anything of memory; a snapshot of an idle process may be empty."""
+    if readings[0].adapter != "cuda_snapshot" and not any(
+        reading.spool.rows(table) for reading in readings for table in ("events", "segments", "blocks")
+    ):
+        lost = sorted({code for reading in readings for code in reading.notes.issues})
+        raise UnreadableError(
+            f"{readings[0].file!r} holds no memory events" + (f" ({', '.join(lost)})." if lost else "."),
+            "Was memory recorded? xmem inspect says what a file is, and how to turn on what is missing.",
+        )
 
 
 def run_identity(hashes: list[str], options: IngestOptions) -> str:
