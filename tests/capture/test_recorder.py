@@ -145,6 +145,13 @@ def test_autocast_casts_what_it_casts_on_cuda(tmp_path: Path) -> None:
         assert functional.layer_norm(logits, (16,)).dtype is torch.bfloat16  # as before
 
 
+def test_tensors_inside_vmap_are_let_through(tmp_path: Path) -> None:
+    """transformers 4.53 to 4.57 build their masks so."""
+    with record(tmp_path / "run.jsonl", device="cpu"):
+        made = torch.vmap(lambda row: (row.to(torch.float64) * 2).to(row.device))(torch.arange(6).reshape(2, 3))
+    assert made.tolist() == [[0, 2, 4], [6, 8, 10]]
+
+
 def test_an_existing_file_and_an_unknown_device_are_refused(tmp_path: Path) -> None:
     target = tmp_path / "a.xmem.jsonl.gz"
     target.write_text("")

@@ -148,7 +148,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         return "" if known is None else str(known[1])
 
     def is_on_host(self, tensor: torch.Tensor) -> bool:
-        """Tell whether this tensor would stay on the host in a GPU run."""
+        """Tell whether this tensor would stay on the host in a GPU run; one inside vmap has no storage to tell by."""
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            return False
         return tensor.device.type == self.device_type and tensor.untyped_storage()._cdata in self._host
 
     def _all_on_host(self, inputs: Any) -> bool:
