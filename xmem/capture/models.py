@@ -128,6 +128,11 @@ def _find_config(name: str) -> dict[str, Any] | None:
     return shipped_configs().get(name.lower())
 
 
+def is_text_model(name: str) -> bool:
+    """Say whether a name or file is that of a Hugging Face model, whose batches are rows of tokens."""
+    return torchvision_name(name) is None and _find_config(name) is not None
+
+
 def _from_config(config: dict[str, Any], attention: str) -> Any:
     transformers = require("transformers", "A Hugging Face model")
     fields = {key: value for key, value in config.items() if key not in ("model_type", "architectures")}

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
+    from xmem.evaluate.virtual_range import PeakRange
     from xmem.simulate.gpu_table import Target
     from xmem.simulate.judge import Case, Judgement
     from xmem.simulate.verdict import Verdict
@@ -55,10 +56,16 @@ class Estimate:
     rules: tuple[RuleEffect, ...]
     outside: tuple[OutsideLine, ...]
     max_batch: MaxBatch | None = None
+    peak_range: PeakRange | None = None
 
     @property
     def too_close_to_call(self) -> bool:
-        """Say whether the verdict changes within the range of memory outside the allocator, where that is assumed."""
+        """Say whether the verdict changes within a range: of the peak on a virtual card, else of what is outside.
+
+        Memory outside the allocator counts where it is assumed, not given.
+        """
+        if self.peak_range is not None:
+            return self.peak_range.too_close
         smallest, assumed = self.verdict.smallest_device_bytes, self.verdict.non_torch_bytes
         if smallest is None or assumed != parse_reserve(_DEFAULTS).non_torch_bytes:
             return False
@@ -73,10 +80,15 @@ class Estimate:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the keys of the JSON answer: those of a verdict, and the estimate's own."""
+        ranged = self.peak_range
         own = {
             "workload": asdict(self.workload),
             "profiled_batch_sizes": self.profiled_batch_sizes,
-            "estimate_bytes": self.verdict.peak_reserved_bytes,
+            "estimate_bytes": self.verdict.peak_reserved_bytes if ranged is None else ranged.estimate_bytes,
+            "range_low_bytes": None if ranged is None else ranged.low_bytes,
+            "range_high_bytes": None if ranged is None else ranged.high_bytes,
+            "stable": None if ranged is None else ranged.stable,
+            "unstable": [] if ranged is None else ranged.unstable,
             "setup_reserved_bytes": self.setup_reserved_bytes,
             "rules": [asdict(rule) for rule in self.rules],
             "too_close_to_call": self.too_close_to_call,

@@ -65,11 +65,16 @@ def estimate_rows(
 
 
 def variants(key: str, workload: Workload, row: dict[str, str]) -> Iterable[Run]:
-    """Yield the job as it is, then perturbed."""
-    card = card_of(row.get("gpu_name", ""))
-    base = Run(f"{key}/base", workload, VirtualGpu(card, int(row["total_gpu_memory"]), CONTEXT_BYTES))
+    """Yield the job of a row as it is, then perturbed."""
+    gpu = VirtualGpu(card_of(row.get("gpu_name", "")), int(row["total_gpu_memory"]), CONTEXT_BYTES)
+    yield from perturbed(key, workload, gpu, is_cnn=row.get("family") == "cnn")
+
+
+def perturbed(key: str, workload: Workload, gpu: VirtualGpu, *, is_cnn: bool) -> Iterable[Run]:
+    """Yield a job as it is, then perturbed in what nobody can know beforehand; keys are `key/name`."""
+    base = Run(f"{key}/base", workload, gpu)
     yield base
-    if row.get("family") == "cnn":
+    if is_cnn:
         yield replace(base, key=f"{key}/small-workspaces", workspace_most_bytes=SMALL_WORKSPACE_BYTES)
         yield replace(base, key=f"{key}/no-workspaces", cudnn=False)
     else:
@@ -91,7 +96,7 @@ def figures(row: dict[str, str], found: dict[str, Peaks | str]) -> Row:
         raise UsageError(f"{row['model']} batch {row['batch_size']} cannot be run on the virtual GPU: {base}")
     peaks = [one for one in found.values() if isinstance(one, Peaks)]
     is_cnn = row.get("family", "cnn") == "cnn"
-    middle = sorted(peaks, key=lambda one: (one.oom, one.peak_reserved_bytes))[len(peaks) // 2] if is_cnn else base
+    middle = middle_of(peaks) if is_cnn else base
     low, high = reach(peaks, is_cnn)
     ground, setup, estimate = int(row["ground_bytes"]), base.setup_reserved_bytes, middle.peak_reserved_bytes
     return {
@@ -105,6 +110,11 @@ def figures(row: dict[str, str], found: dict[str, Peaks | str]) -> Row:
         "range_high_bytes": high,
         "too_close_to_call": too_close(peaks, int(row["total_gpu_memory"]) - CONTEXT_BYTES, is_cnn),
     }
+
+
+def middle_of(peaks: list[Peaks]) -> Peaks:
+    """Return the run in the middle, those out of memory last."""
+    return sorted(peaks, key=lambda one: (one.oom, one.peak_reserved_bytes))[len(peaks) // 2]
 
 
 def reach(peaks: list[Peaks], is_cnn: bool) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from xmem.evaluate.estimate import ADDRESS_POLICY, Estimate, EstimateOptions, se
 from xmem.evaluate.job import cache_folder
 from xmem.evaluate.outside import outside_lines
 from xmem.evaluate.virtual import card_of
+from xmem.evaluate.virtual_range import find_range
 from xmem.simulate.options import SimulateOptions, parse_reserve
 from xmem.store import Store
 
@@ -43,8 +44,10 @@ def estimate_virtually(
     own = VirtualGpu(card_of(target.gpu.name if target.gpu else ""), target.total_bytes, taken)
     folder = cache_folder(how.cache)
     log, fits = record(workload, own, options, how, folder)
+    roomy = replace(own, total_bytes=ROOMY * target.total_bytes)
     if not fits:
-        log, _ = record(workload, replace(own, total_bytes=ROOMY * target.total_bytes), options, how, folder)
+        log, _ = record(workload, roomy, options, how, folder)
+    key = record_key(workload, own, options)
     judgement = judge_log(log, workload, target, options, Store(folder / "store"))
     return Estimate(
         verdict=judgement.verdict,
@@ -53,7 +56,14 @@ def estimate_virtually(
         setup_reserved_bytes=setup_reserved(judgement.table, judgement.unlimited.levels),
         rules=(),
         outside=outside_lines(judgement.verdict.non_torch_bytes),
+        peak_range=None if options.alloc_conf else find_range(workload, own, roomy, folder, key),
     )
+
+
+def record_key(workload: Workload, gpu: VirtualGpu, options: SimulateOptions) -> str:
+    """Return the key of a job's recording on a card."""
+    torch = find_torch(default_python())
+    return workload.key(library_key(torch), json.dumps(asdict(gpu)), options.alloc_conf or "")
 
 
 def record(
@@ -62,7 +72,7 @@ def record(
     """Run the job on the card where the cache does not hold its recording; say whether it ran to its end."""
     torch = find_torch(default_python())
     conf = options.alloc_conf or ""
-    key = workload.key(library_key(torch), json.dumps(asdict(gpu)), conf)
+    key = record_key(workload, gpu, options)
     kept, failed = folder / f"vgpu-{key}{SUFFIX}", folder / f"vgpu-{key}-oom{SUFFIX}"
     for log in (kept, failed):
         if log.exists():

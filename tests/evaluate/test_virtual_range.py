@@ -1,0 +1,62 @@
+"""The range of an estimate from a virtual card, and comparing engines."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from xmem.capture.vgpu.farm import Peaks
+from xmem.capture.vgpu.settings import VirtualGpu
+from xmem.capture.workload import Workload
+from xmem.errors import UsageError
+from xmem.evaluate import engines
+from xmem.evaluate.engines import best_of, run_engines
+from xmem.evaluate.estimate import EstimateOptions
+from xmem.evaluate.virtual import card_of
+from xmem.evaluate.virtual_range import find_range, make_range
+from xmem.simulate.options import SimulateOptions
+from xmem.units import GIB, MIB
+
+
+def peaks(reserved_mib: int, *, oom: bool = False) -> Peaks:
+    return Peaks(oom, reserved_mib * MIB, reserved_mib * MIB, 0, reserved_mib * MIB, 0)
+
+
+def test_text_is_estimated_as_it_is_and_convolutions_by_the_middle() -> None:
+    text = make_range(
+        {"base": peaks(1000), "one-token-less": peaks(990), "one-token-more": peaks(1020)}, True, close=False
+    )
+    assert text.estimate_bytes == 1000 * MIB and text.stable
+    assert (text.low_bytes, text.high_bytes) == (round(990 * MIB * 0.99) - 4 * MIB, round(1060 * MIB * 1.01))
+    found = {"base": peaks(1300), "small-workspaces": peaks(1010), "no-workspaces": peaks(1000)}
+    images = make_range(found, False, close=True)
+    assert images.estimate_bytes == 1010 * MIB and images.too_close and not images.stable
+    assert images.unstable == ("with the engines that cuDNN picks the peak is 1,300 MiB, not 1,010 MiB",)
+
+
+def test_peaks_come_from_the_cache_and_a_card_that_is_too_small_is_left(tmp_path: Path) -> None:
+    gpu = VirtualGpu(card_of(""), 8 * GIB, GIB)
+    for name, found in (("range", peaks(7000, oom=True)), ("range-roomy", peaks(9000))):
+        (tmp_path / f"vgpu-k-{name}.json").write_text(json.dumps({"base": asdict(found)}))
+    found = find_range(Workload("gpt2"), gpu, gpu, tmp_path, "k")
+    assert found.estimate_bytes == 9000 * MIB and not found.too_close
+
+
+def test_all_engines_are_asked_and_one_that_cannot_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise UsageError("no CUDA build of torch")
+
+    answered = object()
+    monkeypatch.setattr(engines, "ENGINES", {"vgpu": fail, "cpu": lambda *_, **__: answered})
+    asked = (Workload("gpt2"), 24, SimulateOptions(), EstimateOptions())
+    answers = run_engines("all", *asked)
+    assert [(answer.engine, answer.trouble) for answer in answers] == [("vgpu", "no CUDA build of torch"), ("cpu", "")]
+    assert best_of(answers) is answered
+    with pytest.raises(UsageError, match="no CUDA build"):
+        run_engines("vgpu", *asked)
+    monkeypatch.setattr(engines, "ENGINES", {"vgpu": fail})
+    with pytest.raises(UsageError, match="no CUDA build"):
+        best_of(run_engines("all", *asked))
