@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,3 +96,19 @@ def test_errors_carry_their_exit_codes() -> None:
 @pytest.mark.parametrize("view", views(), ids=lambda view: view.name)
 def test_every_example_runs(view: View, tmp_path: Path) -> None:
     assert query(view.example, store=tmp_path / "none").height == 0
+
+
+def test_threads_may_ask_at_once() -> None:
+    asked: list[Any] = [tables, enums, enum_comments, issue_codes]
+    for _ in range(20):
+        for function in (*asked, arrow_schema):
+            function.cache_clear()
+        start = threading.Barrier(len(asked) + 1)
+
+        def ask(function: Any, start: threading.Barrier = start) -> Any:
+            start.wait()
+            return function()
+
+        with ThreadPoolExecutor(len(asked) + 1) as pool:
+            found = list(pool.map(ask, [*asked, lambda: arrow_schema("events")]))
+        assert all(len(one) > 0 for one in found)

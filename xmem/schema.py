@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import duckdb
@@ -85,10 +85,17 @@ def _catalogue() -> duckdb.DuckDBPyConnection:
     return connection
 
 
+def _ask(sql: str) -> list[tuple[Any, ...]]:
+    """Ask the catalogue; a connection serves one thread at a time."""
+    with _LOCK:
+        return _catalogue().execute(sql).fetchall()
+
+
 @cache
 def tables() -> dict[str, Table]:
     """Return every table of the schema by name."""
-    return {table.name: table for table in describe(_catalogue(), "table")}
+    with _LOCK:
+        return {table.name: table for table in describe(_catalogue(), "table")}
 
 
 def describe(connection: duckdb.DuckDBPyConnection, kind: str) -> list[Table]:
@@ -107,26 +114,23 @@ def describe(connection: duckdb.DuckDBPyConnection, kind: str) -> list[Table]:
 @cache
 def enums() -> dict[str, tuple[str, ...]]:
     """Return the words of every type: `enums()["category"]`."""
-    rows = _catalogue().execute(
-        "SELECT type_name, labels FROM duckdb_types() WHERE NOT internal AND labels IS NOT NULL"
-    )
-    return {name: tuple(labels) for name, labels in rows.fetchall()}
+    rows = _ask("SELECT type_name, labels FROM duckdb_types() WHERE NOT internal AND labels IS NOT NULL")
+    return {name: tuple(labels) for name, labels in rows}
 
 
 @cache
 def enum_comments() -> dict[str, str]:
     """Return the comment of every type."""
-    rows = _catalogue().execute(
-        "SELECT type_name, coalesce(comment, '') FROM duckdb_types() WHERE NOT internal AND labels IS NOT NULL"
+    return dict(
+        _ask("SELECT type_name, coalesce(comment, '') FROM duckdb_types() WHERE NOT internal AND labels IS NOT NULL")
     )
-    return dict(rows.fetchall())
 
 
 @cache
 def issue_codes() -> dict[str, IssueCode]:
     """Return every issue code by name."""
-    rows = _catalogue().execute("SELECT code, severity, meaning, advice FROM issue_codes")
-    return {row[0]: IssueCode(*row) for row in rows.fetchall()}
+    rows = _ask("SELECT code, severity, meaning, advice FROM issue_codes")
+    return {row[0]: IssueCode(*row) for row in rows}
 
 
 @cache

@@ -125,8 +125,8 @@ def test_killed_at_any_moment(moment, again, tmp_path):
     if again:
         before[store_of(second, store).run_id] = "second"
     process = start(KILLED, second, store, *moment, "force" if again else "")
-    process.communicate(timeout=120)
-    assert process.returncode == -signal.SIGKILL
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGKILL, said
     runs = {run.run_id: run.name for run in Store(store).runs()}
     assert before.items() <= runs.items()
     check_whole(store, runs)

@@ -301,6 +301,15 @@ records = st.fixed_dictionaries({"ph": st.sampled_from(["X", "i", "M", "s"]), "n
 )
 
 
+@pytest.mark.parametrize("chunk", range(60, 70))
+def test_brackets_in_a_text_that_a_chunk_cuts_are_no_end(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xmem.ingest.json_stream.CHUNK_BYTES", chunk)
+    odd = {"ph": "X", "name": "\x1f\r\U00010000\U00010000]}", "ts": 1, "dur": 1}
+    found = read(json.dumps(trace(odd, memory(5, MIB), memory(6, -MIB)), indent=1))
+    assert [size for size in found.sizes() if size in (MIB, -MIB)] == [MIB, -MIB]
+    assert not found.counts()
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.lists(records, max_size=8), st.integers(0, 8), st.sampled_from([None, 1, "\t"]))
 def test_any_valid_json_is_read_without_loss(others: list[Any], place: int, indent: Any) -> None:

@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
 from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
 
 from xmem.errors import UsageError
@@ -101,9 +102,13 @@ class Adapter(Protocol):
         """
 
 
-@cache
 def adapters() -> tuple[Adapter, ...]:
     """Return plug-ins first, then built-ins, so that a plug-in can take over a format."""
+    return (*_plugged(), *map(_built_in, BUILT_IN))
+
+
+@cache
+def _plugged() -> tuple[Adapter, ...]:
     from importlib.metadata import entry_points
 
     plugged = []
@@ -115,10 +120,14 @@ def adapters() -> tuple[Adapter, ...]:
                 f"The adapter plug-in {point.name!r} ({point.value}) cannot be imported: {error}",
                 "Repair or uninstall the package that provides it.",
             ) from error
-    built_in = [cast(Adapter, importlib.import_module(f"xmem.ingest.{name}")) for name in BUILT_IN]
-    return (*plugged, *built_in)
+    return tuple(plugged)
+
+
+def _built_in(name: str) -> Adapter:
+    return cast(Adapter, importlib.import_module(f"xmem.ingest.{name}"))
 
 
 def find_adapter(head: bytes, filename: str) -> Adapter | None:
-    """Return the first adapter that recognises the head, or None."""
-    return next((adapter for adapter in adapters() if adapter.sniff(head, filename)), None)
+    """Return the first adapter that recognises the head, or None; those behind it are not even imported."""
+    candidates = chain(_plugged(), map(_built_in, BUILT_IN))
+    return next((adapter for adapter in candidates if adapter.sniff(head, filename)), None)

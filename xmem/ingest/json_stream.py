@@ -216,8 +216,8 @@ class RecordStream(Generic[T]):
                 records = self._repair(part, start, end)
             if records is not None:
                 return records, end
-        if own is None and _is_unfinished(part[start:]):
-            return None  # what looked like its end is inside of it
+        if _is_unfinished(part[start:]):
+            return None  # what looked like its end is inside of it, maybe in a text
         if own is not None and _FOLLOWS.match(part, own):
             near = own if near is None else min(near, own)
         elif near is None:

@@ -203,11 +203,13 @@ def _with_groups(source: DeviceSource, pairing: Pairing, block_groups: Ints) -> 
         return events
     row = pairing.alloc[block_groups[known]]
     known, row = known[row >= 0], row[row >= 0]
-    sizes = source.blocks[known].select("block_bytes", "requested_bytes").with_columns(source_row=pl.Series(row))
-    joined = events.join(sizes, on="source_row", how="left", maintain_order="left")
-    return joined.with_columns(
-        pl.coalesce(name, f"{name}_right").alias(name) for name in ("block_bytes", "requested_bytes")
-    ).drop("block_bytes_right", "requested_bytes_right")
+    sizes = source.blocks[known]
+    place = pl.Series(row, dtype=pl.Int64)
+    for name in ("block_bytes", "requested_bytes"):
+        column, final = events[name], sizes[name]
+        there = column.gather(place)
+        events = events.with_columns(column.scatter(place, pl.select(pl.coalesce(there, final)).to_series()))
+    return events
 
 
 def _insert(events: pl.DataFrame, added: pl.DataFrame | None, default_ts_ns: int) -> pl.DataFrame:

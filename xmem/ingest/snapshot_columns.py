@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from itertools import chain, islice, repeat
-from operator import contains
+from operator import contains, itemgetter
 from typing import Any
 
 from xmem.ingest.safe_pickle import HostileDataError
@@ -26,6 +26,8 @@ _CACHED = 1 << 14
 _SHALLOW = 16
 #: An allocation's list of frames is met again at its frees.
 _SHARES = 4
+#: Records of so many keys are spread out at once; torch 2.14 writes nine.
+_KEYS = range(2, 33)
 
 Record = dict[Any, Any]
 
@@ -82,7 +84,7 @@ class Words(dict[Any, int]):
         self[value] = number
         return number
 
-    def can_hold(self, values: list[Any]) -> bool:
+    def can_hold(self, values: Sequence[Any]) -> bool:
         """Say whether all of them are of the type that this numbers; others must not even be hashed."""
         return set(map(type, values)) <= {str, bytes}
 
@@ -99,7 +101,7 @@ class Words(dict[Any, int]):
 class Pools(Words):
     """Numbers pool ids: pairs of integers, shown as a:b."""
 
-    def can_hold(self, values: list[Any]) -> bool:
+    def can_hold(self, values: Sequence[Any]) -> bool:
         """Say whether all of them are pairs of integers."""
         pairs = set(map(type, values)) == {tuple} and set(map(len, values)) == {2}
         return pairs and set(map(type, chain.from_iterable(values))) == {int}
@@ -162,27 +164,50 @@ def str_key(key: Any) -> str:
     return str(key) if small else f"<{type(key).__name__}>"
 
 
-def find_key(records: list[Record], names: Sequence[str]) -> str | None:
-    """Return the first of the names that any record uses as a key, or None."""
-    for name in names:
-        if name in records[0] or any(map(contains, records, repeat(name))):
-            return name
-    return None
+class Rows:
+    """A slice of records; where all have the same keys, as torch writes them, every column is taken in one sweep."""
+
+    def __init__(self, records: list[Record]) -> None:
+        self.records = records
+        self._columns = _spread(records)
+
+    def column(self, names: Sequence[str]) -> Sequence[Any] | None:
+        """Return the values under the first of the names that any record uses as a key, or None where none does.
+
+        Raises KeyError where not all records have it.
+        """
+        if self._columns is not None:
+            return next((self._columns[name] for name in names if name in self._columns), None)
+        for name in names:
+            if name in self.records[0] or any(map(contains, self.records, repeat(name))):
+                return [record[name] for record in self.records]
+        return None
+
+
+def _spread(records: list[Record]) -> dict[str, tuple[Any, ...]] | None:
+    """Return the values of each key; None where the records have different keys, or odd ones."""
+    keys = tuple(records[0])
+    if len(keys) not in _KEYS or set(map(type, keys)) != {str} or set(map(len, records)) != {len(keys)}:
+        return None
+    try:
+        return dict(zip(keys, zip(*map(itemgetter(*keys), records), strict=True), strict=True))
+    except KeyError:
+        return None
 
 
 def take_integers(
-    records: list[Record], names: Sequence[str], typecode: str, remarks: Remarks, at: int
+    rows: Rows, names: Sequence[str], typecode: str, remarks: Remarks, at: int
 ) -> tuple[array[int], bytes | None]:
     """Return a column of integers ('Q' for addresses, 'q' else) and, where something is missing, which are there."""
-    key = find_key(records, names)
-    if key is None:
-        return array(typecode, bytes(8 * len(records))), bytes(len(records))
     try:
-        return array(typecode, [record[key] for record in records]), None
+        values = rows.column(names)
+        if values is None:
+            return array(typecode, bytes(8 * len(rows.records))), bytes(len(rows.records))
+        return array(typecode, values), None
     except (KeyError, TypeError, OverflowError):
         pass
     numbers, known = array(typecode), bytearray()
-    for index, record in enumerate(records):
+    for index, record in enumerate(rows.records):
         value = next((record[name] for name in names if name in record), None)
         number = to_integer(value, typecode, names[0], (remarks, at + index))
         numbers.append(0 if number is None else number)
@@ -218,13 +243,12 @@ def to_integer(value: Any, typecode: str, name: str, place: tuple[Remarks, int])
     return None
 
 
-def take_words(records: list[Record], names: Sequence[str], words: Words, remarks: Remarks, at: int) -> array[int]:
+def take_words(rows: Rows, names: Sequence[str], words: Words, remarks: Remarks, at: int) -> array[int]:
     """Return a column of numbered texts; -1 where there is none."""
-    key = find_key(records, names)
-    if key is None:
-        return array("i", repeat(-1, len(records)))
     try:
-        values = [record[key] for record in records]
+        values = rows.column(names)
+        if values is None:
+            return array("i", [-1]) * len(rows.records)
         if words.can_hold(values[:1]) and values.count(values[0]) == len(values):
             return array("i", [words[values[0]]]) * len(values)
         if words.can_hold(values):
@@ -232,7 +256,7 @@ def take_words(records: list[Record], names: Sequence[str], words: Words, remark
     except KeyError:
         pass
     numbers = array("i")
-    for index, record in enumerate(records):
+    for index, record in enumerate(rows.records):
         value = next((record[name] for name in names if name in record), None)
         numbers.append(-1 if value is None else _take_odd_word(value, words, (names[0], remarks, at + index)))
     return numbers
@@ -265,7 +289,7 @@ class Stacks:
         self._kept: list[tuple[int, int, int]] = []
         self._fresh: list[tuple[int, ...]] = []
 
-    def take(self, lists: list[Any]) -> array[int]:
+    def take(self, lists: Sequence[Any]) -> array[int]:
         """Return the number of each stack; -1 for None and what is no list. An empty list is a stack of its own."""
         numbers = list(map(id, lists))
         known = self._by_list

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 _BLOCK = 1 << 20
+#: From the second block on: who waits for the interpreter's lock each time should bring much.
+_LARGE_BLOCK = 8 << 20
 #: A message has up to 65,536 rows, a few MiB.
 _WAITING_MESSAGES = 32
 _PACKAGE = Path(__file__).parent.parent
@@ -59,14 +62,14 @@ def read_messages(
     options = {"stacks": stacks, "device": device, "limits": asdict(limits or Limits())}
     command = [sys.executable, "-I", "-S", "-c", _BOOT, str(_PACKAGE), json.dumps(options)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    for pipe in (process.stdin, process.stdout):
+        _widen(cast(IO[bytes], pipe))
     pump = _Pump(source, process)
     mailbox = _Mailbox(cast(IO[bytes], process.stdout), name)
     pump.start()
     mailbox.start()
     try:
-        import polars  # noqa: F401
-        import pyarrow  # noqa: F401
-
+        _warm_up()
         yield from mailbox.empty()
         pump.join()
         if pump.error is not None:
@@ -86,6 +89,28 @@ def read_messages(
             cast(IO[bytes], pipe).close()
 
 
+def _widen(pipe: IO[bytes]) -> None:
+    """Let a pipe hold a block, where the system can: its ends wait for each other less often."""
+    with suppress(ImportError, AttributeError, OSError):
+        import fcntl
+
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _BLOCK)
+
+
+def _warm_up() -> None:
+    """Import and look up what columns and their tables need later: the reading process is busy for longer anyway."""
+    import polars  # noqa: F401
+    import pyarrow.compute
+    import pyarrow.parquet  # noqa: F401
+
+    import xmem.ingest.tables  # noqa: F401
+    from xmem.schema import INGEST_TABLES, arrow_schema, enums, issue_codes
+
+    enums(), issue_codes()
+    for table in INGEST_TABLES:
+        arrow_schema(table)
+
+
 class _LostError(Exception):
     """The process ended without a last word."""
 
@@ -102,9 +127,11 @@ class _Pump(threading.Thread):
     def run(self) -> None:
         """Copy until the source ends or the process does not want more."""
         pipe = cast(IO[bytes], self._process.stdin)
+        size = _BLOCK
         try:
-            while block := self._source.read(_BLOCK):
+            while block := self._source.read(size):
                 pipe.write(block)
+                size = _LARGE_BLOCK
             pipe.close()
         except BrokenPipeError:
             return

@@ -19,9 +19,9 @@ from xmem.ingest.snapshot_columns import (
     Pools,
     Record,
     Remarks,
+    Rows,
     Stacks,
     Words,
-    find_key,
     show_tree,
     take_integers,
     take_words,
@@ -107,9 +107,10 @@ class Sender:
                 self.remarks.add("bad_record", at + index, f"an entry is of type {type(row).__name__}")
         return [row for row in rows if isinstance(row, dict)]
 
-    def _add(self, part: Part, rows: list[Record], at: int) -> None:
-        if not rows:
+    def _add(self, part: Part, records: list[Record], at: int) -> None:
+        if not records:
             return
+        rows = Rows(records)
         for name, kind, keys in part.fields:
             if kind in "Qq":
                 part.add(name, *take_integers(rows, keys, kind, self.remarks, at))
@@ -120,18 +121,19 @@ class Sender:
                     self._words[name] = words
                 part.add(name, take_words(rows, keys, words, self.remarks, at), None)
         part.add("stack", self._take_stacks(rows, part.fields), None)
-        part.rows += len(rows)
+        part.rows += len(records)
 
-    def _take_stacks(self, rows: list[Record], fields: Fields) -> array[int]:
+    def _take_stacks(self, rows: Rows, fields: Fields) -> array[int]:
         """Number the stacks; where none are wanted, say of blocks alone whether they have one."""
         if self._stacks is None and fields is BLOCK:
-            return array("i", [0 if row.get("frames") else -1 for row in rows])
-        if self._stacks is None or (key := find_key(rows, ("frames",))) is None:
-            return array("i", [-1]) * len(rows)
+            return array("i", [0 if row.get("frames") else -1 for row in rows.records])
         try:
-            return self._stacks.take([row[key] for row in rows])
+            lists = None if self._stacks is None else rows.column(("frames",))
         except KeyError:
-            return self._stacks.take([row.get(key) for row in rows])
+            lists = [row.get("frames") for row in rows.records]
+        if self._stacks is None or lists is None:
+            return array("i", [-1]) * len(rows.records)
+        return self._stacks.take(lists)
 
     def _send_stacks(self) -> None:
         if self._stacks is None:

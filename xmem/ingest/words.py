@@ -22,11 +22,12 @@ def code_words(column: pl.Series, codes: Mapping[str, int], default: int) -> Cod
         return np.zeros(0, dtype=np.int8)
     words = column if column.dtype == pl.Categorical else column.cast(pl.String).cast(pl.Categorical)
     physical = words.to_physical()
-    pairs = pl.DataFrame({"code": physical, "word": words}).unique("code").with_columns(pl.col("word").cast(pl.String))
-    table = np.full(int(str(physical.max() or 0)) + 2, default, dtype=np.int8)
-    for code, word in pairs.iter_rows():
-        if code is not None:
-            table[code] = codes.get(word, default)
-    table[-1] = default
-    found: Codes = table[physical.fill_null(len(table) - 1).to_numpy()]
+    absent = int(str(physical.max() or 0)) + 1
+    code = physical.fill_null(absent).to_numpy()
+    place = np.full(absent + 1, -1, dtype=np.int64)
+    place[code] = np.arange(len(code))  # one row of each word
+    used = np.flatnonzero(place[:absent] >= 0)
+    table = np.full(absent + 1, default, dtype=np.int8)
+    table[used] = [codes.get(word, default) for word in words.gather(place[used]).cast(pl.String)]
+    found: Codes = table[code]
     return found
