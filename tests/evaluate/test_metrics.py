@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from xmem.cli import run as run_xmem
 from xmem.errors import UnreadableError, UsageError
 from xmem.evaluate.accuracy_page import page_text
 from xmem.evaluate.measured import EvaluateOptions, evaluate_measured, read_runs, workload_of
@@ -57,6 +58,25 @@ def test_the_page_holds_both_tables_and_names_its_chart() -> None:
     assert "| VGG16 | 2 |" in text
     assert "![errors by model](accuracy.svg)" in text
     assert "{" not in text
+
+
+def test_the_virtual_gpu_stands_beside_on_the_page() -> None:
+    reach = {"range_low_bytes": 900, "range_high_bytes": 1100, "setup_bytes": 300}
+    large = row("big", 0.5, family="large", **reach)
+    text = page_text(ROWS, "accuracy.svg", [row("VGG16", 0.01, **reach), large])
+    assert "| ours, virtual GPU, ground as given | 1 | 1.00% |" in text
+    assert "| large | 1 | 50.00% |" in text
+    assert (
+        "- cnn: 1 of 1 measured peaks lie in their range (0 less set-up), which is 20.00% wide in the median." in text
+    )
+
+
+def test_what_stands_beside_must_be_an_evaluation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "other.json"
+    file.write_text("[]")
+    for beside, said in ((file, "is no JSON answer of xmem evaluate measured."), (tmp_path / "none", "cannot be read")):
+        assert run_xmem(["evaluate", "measured", "--runs", "none.csv", "--beside", str(beside)]) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_a_row_describes_its_job() -> None:

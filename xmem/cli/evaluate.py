@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from xmem.cli.options import json_option, print_text, terminal_width, verbosity_options
+from xmem.errors import UsageError
 from xmem.render import json_text, make_inert, table_text
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ def command() -> None:
     "--engine", default="cpu", show_default=True, help="cpu: profiles on the CPU; vgpu: runs on virtual cards."
 )
 @click.option("--page", metavar="FILE", help="Write the accuracy page there, with its chart beside it.")
+@click.option("--beside", metavar="FILE", help="JSON of an evaluation by the engine vgpu, for the page.")
 @click.option("--cache", metavar="FOLDER", envvar="XMEM_CACHE", help="Where profiles are kept.  [default: user cache]")
 @json_option
 @verbosity_options
@@ -45,14 +48,15 @@ def measured(as_json: bool, quiet: bool, verbose: bool, **options: Any) -> None:
     from xmem.evaluate.metrics import by_family, by_model, summaries
     from xmem.evaluate.virtual import range_summaries
 
-    page = options.pop("page")
+    page, engine = options.pop("page"), options["engine"]
+    beside = _read_beside(options.pop("beside"))
     told = None if quiet else lambda text: print(make_inert(text), file=sys.stderr)  # noqa: T201
     rows = evaluate_measured(options.pop("runs"), EvaluateOptions(**options, progress=told))
     overall, models, families = summaries(rows), by_model(rows), by_family(rows)
     if page is not None:
         from xmem.evaluate.accuracy_page import write_page
 
-        write_page(rows, page)
+        write_page(rows, page, beside)
     if as_json:
         parts: dict[str, Sequence[Any]] = {
             "summaries": overall,
@@ -60,10 +64,27 @@ def measured(as_json: bool, quiet: bool, verbose: bool, **options: Any) -> None:
             "families": families,
             "ranges": range_summaries(rows),
         }
-        print_text(json_text({"rows": rows, **{name: [asdict(s) for s in part] for name, part in parts.items()}}))
+        print_text(
+            json_text(
+                {"engine": engine, "rows": rows, **{name: [asdict(s) for s in part] for name, part in parts.items()}}
+            )
+        )
     else:
         print_text(_text(overall) + "\n\nby family\n" + _text(families) + _ranges_text(range_summaries(rows)))
         print_text("\nby model, CNN rows less set-up\n" + _text(models))
+
+
+def _read_beside(file: str | None) -> list[dict[str, Any]]:
+    """Return the rows of an earlier answer in JSON."""
+    if file is None:
+        return []
+    try:
+        with open(file, encoding="utf-8") as text:
+            return list(json.load(text)["rows"])
+    except OSError as error:
+        raise UsageError(f"{file!r} cannot be read: {error.strerror}.") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{file!r} is no JSON answer of xmem evaluate measured.", "Write it with --json.") from error
 
 
 def _text(summaries: Sequence[Summary]) -> str:

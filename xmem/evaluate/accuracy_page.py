@@ -2,30 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from xmem.evaluate.metrics import Summary, by_model, ours, ours_less_setup, ran_out, summaries
+from xmem.evaluate.metrics import Summary, by_family, by_model, ours, ours_less_setup, ran_out, summaries
+from xmem.evaluate.virtual import range_summaries
 
 Row = dict[str, Any]
 
 
-def write_page(rows: list[Row], page: str | Path) -> None:
-    """Write the page and, beside it, its chart as SVG."""
+def write_page(rows: list[Row], page: str | Path, virtual: Sequence[Row] = ()) -> None:
+    """Write the page and, beside it, its chart as SVG; `virtual` are rows of the engine vgpu."""
     target = Path(page)
     chart = target.with_suffix(".svg")
     draw_chart(rows).save(str(chart))
-    target.write_text(page_text(rows, chart.name), encoding="utf-8")
+    target.write_text(page_text(rows, chart.name, virtual), encoding="utf-8")
 
 
-def page_text(rows: list[Row], chart: str) -> str:
+def page_text(rows: list[Row], chart: str, virtual: Sequence[Row] = ()) -> str:
     """Return the page's Markdown."""
     text = resources.files("xmem.evaluate").joinpath("accuracy_page.md").read_text(encoding="utf-8")
-    parts = {"summaries": _table(summaries(rows)), "models": _table(by_model(rows)), "chart": chart}
+    same = [row for row in virtual if row.get("family") in {row.get("family") for row in rows}]
+    beside = [replace(one, name=one.name.replace("ours", "ours, virtual GPU")) for one in summaries(same)[:2]]
+    ours_here, published = summaries(rows)[:2], summaries(rows)[2:]
+    parts = {
+        "summaries": _table([*ours_here, *(beside if same else []), *published]),
+        "virtual": _virtual_text(list(virtual)) if virtual else "",
+        "models": _table(by_model(rows)),
+        "chart": chart,
+    }
     for name, part in parts.items():
         text = text.replace("{" + name + "}", part)
     return text
+
+
+def _virtual_text(rows: list[Row]) -> str:
+    ranges = [
+        f"- {one.name}: {one.held} of {one.rows} measured peaks lie in their range ({one.held_less_setup} less set-up),"
+        f" which is {_share(one.median_width)} wide in the median."
+        for one in range_summaries(rows)
+    ]
+    return (
+        "## On a virtual GPU\n\n`--engine vgpu` runs each job's CUDA code on a [virtual card](vgpu.md), here with torch"
+        " 2.14.1, and answers with a range.\n\n" + _table(by_family(rows)) + "\n\n" + "\n".join(ranges) + "\n\n"
+    )
 
 
 def _table(found: list[Summary]) -> str:
