@@ -113,6 +113,8 @@ class Loop:
         """Run one optimizer step."""
         import torch
 
+        from xmem.capture.training import _logits
+
         workload = self.workload
         if workload.zero_grad == "start":
             self._zero_grad()
@@ -128,7 +130,7 @@ class Loop:
         if workload.zero_grad == "end":
             self._zero_grad()
         if self.built.inputs == "images":
-            self.kept = torch.max(self.outputs, 1)
+            self.kept = torch.max(_logits(self.outputs), 1)
         self.loss.item()
 
     def _zero_grad(self) -> None:
