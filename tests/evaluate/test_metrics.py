@@ -9,6 +9,7 @@ import pytest
 
 from xmem.cli import run as run_xmem
 from xmem.errors import UnreadableError, UsageError
+from xmem.evaluate import measured
 from xmem.evaluate.accuracy_page import page_text
 from xmem.evaluate.measured import EvaluateOptions, evaluate_measured, read_runs, workload_of
 from xmem.evaluate.metrics import by_model, percentile, summaries
@@ -77,6 +78,12 @@ def test_what_stands_beside_must_be_an_evaluation(tmp_path: Path, capsys: pytest
     for beside, said in ((file, "is no JSON answer of xmem evaluate measured."), (tmp_path / "none", "cannot be read")):
         assert run_xmem(["evaluate", "measured", "--runs", "none.csv", "--beside", str(beside)]) == 2
         assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("installed", "other"), [("4.51.0", None), ("4.57.6", "4.57.6"), ("5.1", "5.1")])
+def test_another_transformers_is_said(monkeypatch: pytest.MonkeyPatch, installed: str, other: str | None) -> None:
+    monkeypatch.setattr(measured, "version", lambda _: installed)
+    assert measured.other_transformers() == other
 
 
 def test_a_row_describes_its_job() -> None:

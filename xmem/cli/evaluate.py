@@ -44,13 +44,17 @@ def measured(as_json: bool, quiet: bool, verbose: bool, **options: Any) -> None:
     \b
     xmem evaluate measured --runs measured_runs.csv --sample 20
     """
-    from xmem.evaluate.measured import EvaluateOptions, evaluate_measured
+    from xmem.evaluate.measured import MEASURED_TRANSFORMERS, EvaluateOptions, evaluate_measured, other_transformers
     from xmem.evaluate.metrics import by_family, by_model, summaries
     from xmem.evaluate.virtual import range_summaries
 
     page, engine = options.pop("page"), options["engine"]
     beside = _read_beside(options.pop("beside"))
     told = None if quiet else lambda text: print(make_inert(text), file=sys.stderr)  # noqa: T201
+    if told is not None and (other := other_transformers()):
+        told(
+            f"note: the measured runs had transformers {MEASURED_TRANSFORMERS}; that of {other} allocates differently."
+        )
     rows = evaluate_measured(options.pop("runs"), EvaluateOptions(**options, progress=told))
     overall, models, families = summaries(rows), by_model(rows), by_family(rows)
     if page is not None:

@@ -6,6 +6,7 @@ import csv
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from xmem.simulate.rules import gpu_facts
 Progress = Callable[[str], None]
 #: What torch the measured runs had.
 MEASURED_TORCH = "2.6.0"
+#: What built their models; later ones allocate differently.
+MEASURED_TRANSFORMERS = "4.51.3"
 #: The least that reports give for a CUDA context (RTX 3090, torch 2.7); the measured cards drove nothing else.
 NON_TORCH = "256MiB"
 NEEDED = ("model", "optimizer", "batch_size", "total_gpu_memory", "ground_bytes", "real_oom")
@@ -36,6 +39,16 @@ class EvaluateOptions:
     cache: str | Path | None = None
     families: tuple[str, ...] = ("cnn", "transformer")
     progress: Progress | None = None
+
+
+def other_transformers() -> str | None:
+    """Return the installed version of transformers where its models are not the measured ones."""
+    try:
+        installed = version("transformers")
+    except PackageNotFoundError:
+        return None
+    same = installed.split(".")[:2] == MEASURED_TRANSFORMERS.split(".")[:2]
+    return None if same else installed
 
 
 def read_runs(path: str | Path) -> list[dict[str, str]]:
