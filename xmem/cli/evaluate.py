@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +13,7 @@ import click
 from xmem.cli.options import json_option, print_text, terminal_width, verbosity_options
 from xmem.errors import UsageError
 from xmem.render import json_text, make_inert, table_text
+from xmem.units import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def command() -> None:
-    """Score the estimator against what was measured."""
+    """Score the estimator against what was measured, here or elsewhere."""
 
 
 @command.command()
@@ -76,6 +78,64 @@ def measured(as_json: bool, quiet: bool, verbose: bool, **options: Any) -> None:
     else:
         print_text(_text(overall) + "\n\nby family\n" + _text(families) + _ranges_text(range_summaries(rows)))
         print_text("\nby model, CNN rows less set-up\n" + _text(models))
+
+
+@command.command()
+@click.option("--jobs", metavar="FILE", required=True, help="TOML with a table [[jobs]] for each job.")
+@click.option(
+    "-o", "--output", metavar="FILE", default="local_runs.csv", show_default=True, help="CSV of rows to write."
+)
+@click.option("--force", is_flag=True, help="Replace the output file where there is one.")
+@click.option("--python", metavar="FILE", help="Python that has the jobs' torch.  [default: as for xmem run]")
+@click.option("--cache", metavar="FOLDER", envvar="XMEM_CACHE", help="Where the driver is kept.  [default: user cache]")
+@json_option
+@verbosity_options
+def local(as_json: bool, quiet: bool, verbose: bool, jobs: str, output: str, force: bool, **options: Any) -> None:
+    """Run jobs on this machine's GPU and on the virtual GPU of the same kind, and compare.
+
+    Needs a GPU. Rows are written in the form of the measured runs, with the real allocator's own statistics; nothing
+    else should use the GPU meanwhile. The fields of a job are those of xmem estimate: model, optimizer, batch_size, …
+
+    \b
+    xmem evaluate local --jobs jobs.toml -o local_runs.csv
+    xmem evaluate measured --runs local_runs.csv --engine vgpu
+    """
+    import pyarrow as pa
+
+    from xmem.cli.output import check_target, write_rows
+    from xmem.evaluate.local import evaluate_local, read_jobs
+
+    target = Path(output)
+    check_target(target, force=force, suffixes=(".csv",))
+    told = None if quiet else lambda text: print(make_inert(text), file=sys.stderr)  # noqa: T201
+    rows = evaluate_local(read_jobs(jobs), **options, progress=told)
+    write_rows(pa.Table.from_pylist(rows), target)
+    if as_json:
+        print_text(json_text({"file": output, "rows": rows}))
+    else:
+        print_text(_local_text(rows))
+
+
+def _local_text(rows: Sequence[dict[str, Any]]) -> str:
+    header = ("job", "measured", "reserved", "virtual", "error", "range", "allocator")
+    return table_text(header, [_local_cells(row) for row in rows], width=terminal_width())
+
+
+def _local_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    def size(name: str) -> str:
+        return "-" if row[name] is None else f"{int(row[name]) / MIB:,.0f} MiB"
+
+    names = ("peak_reserved_bytes", "peak_allocated_bytes", "num_alloc_retries")
+    same = all(row[f"real_{name}"] == row[f"virtual_{name}"] for name in names)
+    return (
+        f"{row['model']} {row['optimizer']} {row['batch_size']}",
+        "out of memory" if row["real_oom"] == "true" else size("ground_bytes"),
+        size("real_peak_reserved_bytes"),
+        size("virtual_peak_reserved_bytes"),
+        share_text(row["relative_error"], signed=True),
+        f"{size('range_low_bytes')} to {size('range_high_bytes')}",
+        "the same" if same else "differs",
+    )
 
 
 def _read_beside(file: str | None) -> list[dict[str, Any]]:

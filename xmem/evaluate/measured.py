@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -88,7 +89,9 @@ def _sample(rows: list[dict[str, str]], count: int | None) -> list[dict[str, str
 
 
 def workload_of(row: dict[str, str]) -> Workload:
-    """Describe the job that a row measured."""
+    """Describe the job that a row measured; `workload`, where there is one, says all of it."""
+    if row.get("workload"):
+        return Workload(**json.loads(row["workload"]))
     return Workload(
         model=row["model"],
         batch_size=int(row["batch_size"]),

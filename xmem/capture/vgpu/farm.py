@@ -1,11 +1,11 @@
-"""Runs many described jobs on virtual cards in a few processes, without histories: peaks only, a second or so each."""
+"""Runs many described jobs in a few processes, without histories, on virtual cards or the card that is here."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,31 +45,59 @@ class Peaks:
     iterations: list[dict[str, int]] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What a job took of a card of this machine: the allocator's counts, and NVML's with the card's own facts."""
+
+    peaks: Peaks
+    device: dict[str, Any]
+
+
 def run_many(runs: Sequence[Run], python: str, cache: Path) -> Iterator[tuple[Run, Peaks | str]]:
     """Yield every run with its peaks, or with why it could not be run, in the order given."""
     torch = find_torch(python)
     library = build_library(torch, cache)
     by_key = {run.key: run for run in runs}
-    lines = "".join(json.dumps(_job(run, torch, library)) + "\n" for run in runs)
     environment = _base_environment(runs[0], torch, library) if runs else {}
+    for found in _answers([_job(run, torch, library) for run in runs], python, environment):
+        yield by_key[found["key"]], _peaks(found)
+
+
+def run_here(workloads: Sequence[Workload], python: str, environment: Mapping[str, str]) -> Iterator[Measured]:
+    """Run every job on the card that this machine has; yield what was measured; raises UsageError where one fails."""
+    jobs = [{"key": str(n), "workload": asdict(workload), "measure": True} for n, workload in enumerate(workloads)]
+    answers = list(_answers(jobs, python, {**environment, "PYTHONPATH": _python_path()}))
+    if len(answers) < len(jobs):
+        raise UsageError(f"{len(jobs) - len(answers)} of {len(jobs)} jobs left this machine's GPU without an answer.")
+    for found in answers:
+        peaks = _peaks(found)
+        if isinstance(peaks, str):
+            raise UsageError(f"{workloads[int(found['key'])].model} cannot be run on this machine's GPU: {peaks}")
+        yield Measured(peaks, found["device"])
+
+
+def _answers(jobs: list[dict[str, Any]], python: str, environment: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    lines = "".join(json.dumps(job) + "\n" for job in jobs)
     done = subprocess.run(
-        [python, "-m", MODULE], input=lines, env=environment, capture_output=True, text=True, check=False
+        [python, "-m", MODULE], input=lines, env=dict(environment), capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise UsageError(f"Jobs cannot be run on the virtual GPU: {last[:300]}", f"The Python is {python}.")
+        raise UsageError(f"Jobs cannot be run on the GPU: {last[:300]}", f"The Python is {python}.")
     for line in done.stdout.splitlines():
         if line.startswith('{"key"'):
-            found = json.loads(line)
-            yield by_key[found["key"]], _peaks(found)
+            yield json.loads(line)
+
+
+def _python_path() -> str:
+    return os.pathsep.join(filter(None, [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH")]))
 
 
 def _base_environment(run: Run, torch: TorchFacts, library: Path) -> dict[str, str]:
     environment = make_environment(run.gpu, torch, library, Recording(Path()))
     for name in ("XMEM_VGPU_FOLDER", "PYTHONPATH"):
         environment.pop(name, None)
-    own = str(Path(__file__).parents[3])
-    return environment | {"PYTHONPATH": os.pathsep.join(filter(None, [own, os.environ.get("PYTHONPATH")]))}
+    return environment | {"PYTHONPATH": _python_path()}
 
 
 def _job(run: Run, torch: TorchFacts, library: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import sys
 import traceback
 from typing import Any
 
+from xmem.capture.vgpu.measuring import DeviceMemory
 from xmem.capture.workload import Workload
 
 Counts = dict[str, int]
@@ -37,7 +38,10 @@ def main() -> None:
 def _run_and_leave(job: dict[str, Any]) -> None:
     os.environ.update(job.get("environment", {}))
     try:
+        measured = DeviceMemory() if job.get("measure") else None
         found = run(Workload(**job["workload"]), job.get("lengths"), job.get("batch_sizes"))
+        if measured is not None:
+            found["device"] = measured.finish()
     except Exception as error:
         found = {"error": f"{type(error).__name__}: {error}"[:500], "trace": traceback.format_exc()[-1500:]}
     sys.stdout.write(json.dumps({"key": job["key"], **found}) + "\n")
