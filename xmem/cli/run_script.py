@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from xmem.cli.options import json_option, print_text, store_option, verbosity_options
+from xmem.cli.options import json_option, print_text, store_option, terminal_width, verbosity_options
 from xmem.errors import EXIT_DOES_NOT_FIT, EXIT_OK, EXIT_UNREADABLE
 from xmem.render import bytes_text, fact_lines, json_text, make_inert
 
 if TYPE_CHECKING:
     from xmem.capture.vgpu.cards import Card
-    from xmem.capture.vgpu.run import Outcome
+    from xmem.capture.vgpu.run import Job, Outcome
     from xmem.capture.vgpu.settings import VirtualGpu
     from xmem.ingest import Ingested
 
@@ -26,6 +27,10 @@ _AS_WRITTEN = {"ignore_unknown_options": True, "allow_interspersed_args": False,
 @click.argument("words", metavar="SCRIPT [ARGS]...", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--gpu", metavar="GPU", required=True, help="A name (xmem gpus), a size, or a card's TOML file.")
 @click.option(
+    "--also", metavar="GPU", multiple=True,
+    help="Another card to answer for: by replay, or by one more run where it would change the requests.",
+)  # fmt: skip
+@click.option(
     "--steps", type=click.IntRange(min=1), default=3, help="Optimizer steps after which the script is stopped."
 )
 @click.option(
@@ -34,6 +39,10 @@ _AS_WRITTEN = {"ignore_unknown_options": True, "allow_interspersed_args": False,
 @click.option("--devices", type=click.IntRange(1, 16), help="Virtual cards.  [default: 1, or torchrun's processes]")
 @click.option("--non-torch", metavar="SIZE", help="Memory of the card that is never free.  [default: 0.4GiB]")
 @click.option("--addresses", type=click.Choice(("down", "up")), default="down", help="Order of cudaMalloc's addresses.")
+@click.option(
+    "--benchmark", type=click.Choice(("typical", "worst")), default="typical",
+    help="What cudnn.benchmark finds quickest: the first of cuDNN's heuristics, or the largest workspace.",
+)  # fmt: skip
 @click.option("--sandbox", is_flag=True, help="Write no checkpoints, no files elsewhere, and reach no other machine.")
 @click.option(
     "--python",
@@ -58,6 +67,7 @@ def command(words: tuple[str, ...], as_json: bool, quiet: bool, verbose: bool, *
     """
     from xmem.capture.vgpu.run import Job, devices_wanted, run_job
     from xmem.capture.vgpu.torch_facts import default_python
+    from xmem.cli.run_cards import answer_others, others_text
     from xmem.ingest import IngestOptions, ingest
 
     told = None if quiet else lambda text: print(make_inert(text), file=sys.stderr)  # noqa: T201
@@ -69,11 +79,22 @@ def command(words: tuple[str, ...], as_json: bool, quiet: bool, verbose: bool, *
         python=options["python"] or default_python(),
         **{name: options[name] for name in ("steps", "timeout_s", "sandbox")},
     )
-    outcome = run_job(job, gpu, told, sys.stderr)
-    read = ingest(
-        outcome.files, options=IngestOptions(store=options["store"], as_ranks=len(outcome.files) > 1, name=outcome.name)
-    )[0]
-    print_text(json_text(_facts(outcome, gpu, read)) if as_json else _text(outcome, gpu, read))
+
+    def run(job: Job, gpu: VirtualGpu) -> tuple[Outcome, Ingested]:
+        outcome = run_job(job, gpu, told, sys.stderr)
+        how = IngestOptions(store=options["store"], as_ranks=len(outcome.files) > 1, name=outcome.name)
+        return outcome, ingest(outcome.files, options=how)[0]
+
+    outcome, read = run(job, gpu)
+    others = [_virtual_gpu({**options, "gpu": name}, gpu.devices, gpu.card) for name in options["also"]]
+    answers = answer_others((job, gpu, outcome, read.run_id), others, run, options["store"])
+    if as_json:
+        also = {"also": [asdict(one) for one in answers]} if answers else {}
+        print_text(json_text({**_facts(outcome, gpu, read), **also}))
+    else:
+        print_text(_text(outcome, gpu, read))
+        if answers:
+            print_text("\n" + others_text(answers, terminal_width()))
     return _exit_code(outcome)
 
 
@@ -86,7 +107,7 @@ def _cache(folder: str | None) -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "xmem"
 
 
-def _virtual_gpu(options: dict[str, Any], devices: int) -> VirtualGpu:
+def _virtual_gpu(options: dict[str, Any], devices: int, stand_in: Card | None = None) -> VirtualGpu:
     """Find the card by name, size or file; where only a size is known, a common card of that size stands in."""
     from xmem.capture.vgpu.cards import OTHERWISE, find_card, read_card
     from xmem.capture.vgpu.settings import DEFAULT_NON_TORCH_BYTES, VirtualGpu
@@ -102,8 +123,8 @@ def _virtual_gpu(options: dict[str, Any], devices: int) -> VirtualGpu:
         total = card.total_bytes
     else:
         target = parse_gpu(text)
-        named = target.gpu.name if target.gpu is not None else OTHERWISE
-        card = find_card(named) or _shipped(OTHERWISE)
+        known = find_card(target.gpu.name) if target.gpu is not None else stand_in
+        card = known or _shipped(OTHERWISE)
         total = target.total_bytes
     taken = options["non_torch"]
     return VirtualGpu(
@@ -112,6 +133,7 @@ def _virtual_gpu(options: dict[str, Any], devices: int) -> VirtualGpu:
         taken_bytes=DEFAULT_NON_TORCH_BYTES if taken is None else parse_bytes(taken, what="--non-torch"),
         devices=options["devices"] or devices,
         addresses=options["addresses"],
+        benchmark=options["benchmark"],
     )
 
 
@@ -126,8 +148,7 @@ def _shipped(name: str) -> Card:
 def _exit_code(outcome: Outcome) -> int:
     if outcome.out_of_memory is not None:
         return EXIT_DOES_NOT_FIT
-    failed = outcome.status.startswith("error") or outcome.status == "killed"
-    return EXIT_UNREADABLE if failed else EXIT_OK
+    return EXIT_UNREADABLE if outcome.failed else EXIT_OK
 
 
 def _peaks(outcome: Outcome) -> list[dict[str, int]]:
@@ -149,7 +170,7 @@ def _peaks(outcome: Outcome) -> list[dict[str, int]]:
 def _facts(outcome: Outcome, gpu: VirtualGpu, read: Ingested) -> dict[str, Any]:
     oom = outcome.out_of_memory
     return {
-        "fits": oom is None,
+        "fits": None if oom is None and outcome.failed else oom is None,
         "run_id": read.run_id,
         "files": [str(file) for file in outcome.files],
         "status": outcome.status,
@@ -178,7 +199,9 @@ _ENDINGS = {
 
 def _text(outcome: Outcome, gpu: VirtualGpu, read: Ingested) -> str:
     oom = outcome.out_of_memory
-    if oom is None:
+    if oom is None and outcome.failed:
+        head = f"FAILED on a virtual {gpu.card.name}, though not for want of memory: this is no answer."
+    elif oom is None:
         head = f"RAN on a virtual {gpu.card.name} without running out of memory."
     else:
         asked, free = bytes_text(oom[1]).strip(), bytes_text(oom[2]).strip()

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.capture.vgpu.conftest import JOBS, PYTHON
-from xmem.capture.vgpu.run import Outcome
+from tests.capture.vgpu.conftest import JOBS, PYTHON, small_card
+from xmem.capture.vgpu.run import Job, Outcome, run_job
+from xmem.capture.vgpu.settings import VirtualGpu
 from xmem.capture.vgpu.torch_facts import TorchFacts
 from xmem.cli import run as run_xmem
 from xmem.errors import UnreadableError
@@ -167,3 +168,97 @@ def test_the_command_says_what_ran_out(
     out = capfd.readouterr().out
     assert code == 0 and out.startswith("RAN on a virtual GeForce RTX 4090 without running out of memory.")
     assert "3 optimizer steps; stopped after the steps that were asked for" in out and "next: xmem simulate" in out
+
+
+def test_a_loop_that_only_allocates_is_ended_soon(run_on_card: Run, script: Callable[[str], str]) -> None:
+    loop = "while torch.rand(1, device='cuda').item() < 0.5: torch.empty(1024, device='cuda')"
+    outcome = run_on_card(script(f"step()\n{loop}"))
+    assert (outcome.status, outcome.steps) == ("full", 1)
+    assert len(outcome.parts[0].entries[0]) < 2_000_000
+
+
+BENCHMARK = """
+    import torch, torchvision
+    torch.backends.cudnn.benchmark = True
+    model = torchvision.models.resnet18().cuda()
+    optimizer = torch.optim.SGD(model.parameters())
+    while True:
+        model(torch.zeros(8, 3, 96, 96).cuda()).sum().backward()
+        optimizer.step()
+"""
+
+
+def test_the_winner_of_a_benchmark_is_chosen(
+    run_on_card: Run, cuda_torch: TorchFacts, driver_cache: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(textwrap.dedent(BENCHMARK))
+    peaks = {}
+    for benchmark in ("typical", "worst", "typical"):
+        gpu = VirtualGpu(small_card(), 8 << 30, 0, benchmark=benchmark)
+        outcome = run_job(Job((str(file),), tmp_path / "out", driver_cache, PYTHON, timeout_s=120), gpu)
+        assert outcome.status == "steps" and outcome.cudnn_calls > 0
+        assert peaks.setdefault(benchmark, peak(outcome)) == peak(outcome)
+    assert peaks["worst"] > peaks["typical"]
+
+
+def test_generated_text_ends_at_its_greatest_length(run_on_card: Run, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    (tmp_path / "generate.py").write_text(
+        textwrap.dedent("""
+        import torch
+        from transformers import GPT2Config, GPT2LMHeadModel
+        model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=64, n_head=2, vocab_size=512)).cuda().eval()
+        for sample in (False, True):
+            words = torch.ones(2, 8, dtype=torch.long, device="cuda")
+            found = model.generate(words, max_new_tokens=12, do_sample=sample)
+            assert found.shape == (2, 20)
+        """)
+    )
+    assert run_on_card(str(tmp_path / "generate.py")).status == "ended"
+
+
+def test_a_failed_script_is_no_answer(
+    cuda_torch: TorchFacts, driver_cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "fails.py").write_text("import torch\ntorch.nn.LSTM(8, 8).cuda()\n")
+    places = [
+        "--python",
+        PYTHON,
+        "--cache",
+        str(driver_cache),
+        "--store",
+        str(tmp_path / "s"),
+        "-o",
+        str(tmp_path / "o"),
+    ]
+    words = ["run", "--gpu", "rtx4090", "-q", *places]
+    assert run_xmem([*words, str(tmp_path / "fails.py")]) == 3
+    out = capfd.readouterr().out
+    assert out.startswith("FAILED on a virtual GeForce RTX 4090, though not for want of memory: this is no answer.")
+    assert "torch.backends.cudnn.enabled = False" in out
+    assert run_xmem([*words, "--json", str(tmp_path / "fails.py")]) == 3
+    assert json.loads(capfd.readouterr().out)["fits"] is None
+
+
+def test_one_run_answers_for_other_cards(
+    cuda_torch: TorchFacts, driver_cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    places = [
+        "--python",
+        PYTHON,
+        "--cache",
+        str(driver_cache),
+        "--store",
+        str(tmp_path / "s"),
+        "-o",
+        str(tmp_path / "o"),
+    ]
+    cards = ["--gpu", "rtx4090", "--also", "l4", "--also", "0.55", "--also", "t4"]
+    assert run_xmem(["run", *cards, *places, "-q", "--json", str(JOBS), "gpt-adam"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    l4, small, t4 = found["also"]
+    assert (l4["virtual_gpu"], l4["why"], l4["run_id"]) == ("L4", "replayed", found["run_id"])
+    assert l4["fits"] is True and l4["peak_reserved_bytes"] == found["peaks"][0]["peak_reserved_bytes"]
+    assert (small["virtual_gpu"], small["why"], small["fits"]) == ("GeForce RTX 4090", "replayed", False)
+    assert t4["why"] == "run anew: kernels and workspaces of compute capability 7.5" and t4["run_id"] != found["run_id"]

@@ -31,6 +31,7 @@ class Part:
     stats: dict[int, dict[str, int]] = field(default_factory=dict)
     unmodelled: list[str] = field(default_factory=list)
     communicators: dict[int, int] = field(default_factory=dict)
+    cudnn_calls: int = 0
 
     def add(self, line: Line) -> None:
         """Take one more line."""
@@ -42,6 +43,7 @@ class Part:
         self.marks += line["marks"]
         self.stats |= {int(device): stats for device, stats in line["stats"].items()}
         self.unmodelled = line["unmodelled"]
+        self.cudnn_calls = line.get("cudnn_calls", 0)
         for device, size in line["communicators"].items():
             self.communicators[int(device)] = max(size, self.communicators.get(int(device), 0))
 

@@ -70,6 +70,16 @@ class Outcome:
     notes: tuple[str, ...]
 
     @property
+    def failed(self) -> bool:
+        """Say whether the script ended by an error or was killed."""
+        return self.status.startswith("error") or self.status == "killed"
+
+    @property
+    def cudnn_calls(self) -> int:
+        """Engines of cuDNN that were run: the card decides which, and their workspaces."""
+        return sum(part.cudnn_calls for part in self.parts)
+
+    @property
     def out_of_memory(self) -> tuple[int, int, int] | None:
         """Rank, bytes asked for and bytes free of the out-of-memory error that ended a process."""
         for part in self.parts:
@@ -273,4 +283,8 @@ def _notes(parts: list[Part]) -> list[str]:
     unmodelled = sorted({name for part in parts for name in part.unmodelled})
     if unmodelled:
         notes.append(f"Answered with 'not supported': {', '.join(unmodelled)}.")
+    if any(name.startswith(("cudnnGetRNN", "cudnnRNN")) for name in unmodelled):
+        notes.append(
+            "torch.backends.cudnn.enabled = False in the script runs recurrent networks by torch's own kernels."
+        )
     return notes

@@ -16,6 +16,8 @@ from xmem.units import GIB, MIB
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap"
 ADDRESSES = ("down", "up")
+#: What `cudnn.benchmark` finds quickest: the first of cuDNN's heuristics, or the engine with the largest workspace.
+BENCHMARKS = ("typical", "worst")
 #: Outside the allocator, for each communicator of several ranks: reports of 544 MiB with two ranks (nccl#964).
 COMMUNICATOR_BYTES = 544 * MIB
 DEFAULT_NON_TORCH_BYTES = 4 * GIB // 10
@@ -32,6 +34,7 @@ class VirtualGpu:
     devices: int = 1
     addresses: str = "down"
     communicator_bytes: int = COMMUNICATOR_BYTES
+    benchmark: str = "typical"
 
     def __post_init__(self) -> None:
         """Refuse what cannot be."""
@@ -39,6 +42,8 @@ class VirtualGpu:
             raise UsageError(f"There can be 1 to 16 virtual cards, not {self.devices}.")
         if self.addresses not in ADDRESSES:
             raise UsageError(f"Addresses go {' or '.join(ADDRESSES)}, not {self.addresses!r}.")
+        if self.benchmark not in BENCHMARKS:
+            raise UsageError(f"cudnn.benchmark has a {' or a '.join(BENCHMARKS)} winner, not {self.benchmark!r}.")
         if self.taken_bytes >= self.total_bytes:
             raise UsageError(f"{self.taken_bytes} bytes outside PyTorch leave nothing of {self.total_bytes}.")
 
@@ -88,6 +93,7 @@ def _card_settings(gpu: VirtualGpu, torch: TorchFacts) -> dict[str, str]:
         "TAKEN_BYTES": gpu.taken_bytes,
         "DEVICES": gpu.devices,
         "ADDRESSES": gpu.addresses,
+        "BENCHMARK": gpu.benchmark,
         "COMMUNICATOR_BYTES": gpu.communicator_bytes,
         "MAJOR": major,
         "MINOR": minor,

@@ -19,8 +19,8 @@ from typing import Any
 
 #: Between flushes lie at least so many seconds, and so many times what the last one took.
 FLUSH_EVERY_S, FLUSH_SHARE = 5.0, 20.0
-#: A script that goes on without optimizer steps is ended when its history has so many entries.
-MOST_ENTRIES = 200_000
+#: A script is ended when it has allocated and freed so often since its last step or backward pass, or since it began.
+MOST_IDLE, MOST_IN_ALL = 150_000, 1_000_000
 _FIRST_CUDNN = 90800
 
 
@@ -45,13 +45,14 @@ class Recorder:
         self.written: dict[int, int] = {}
         self.status = "running"
         self.depth = 0
+        self.trained_at: dict[int, int] = {}
         path = os.path.join(os.environ["XMEM_VGPU_FOLDER"], f"part-{os.getpid()}.jsonl")
         self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - open as long as the process lives
 
     def begin(self) -> None:
         """Switch the history on and hook into optimizers, backward passes and out-of-memory errors."""
         torch = self.torch
-        torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python", max_entries=10 * MOST_ENTRIES)
+        torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python", max_entries=2 * MOST_IN_ALL)
         self._write(self._header())
         from torch.optim import optimizer
 
@@ -126,6 +127,7 @@ class Recorder:
         self.own("optimizer_state", _tensors_of(optimizer.state.values()))
         self.steps[id(optimizer)] = self.steps.get(id(optimizer), 0) + 1
         self.mark("step", max(self.steps.values()))
+        self.trained_at = self._positions()
         enough = min(self.steps.values()) >= self.steps_wanted or max(self.steps.values()) >= 2 * self.steps_wanted
         if enough:
             self.stop("steps")
@@ -145,6 +147,7 @@ class Recorder:
                 self.depth -= 1
                 if self.depth == 0:
                     self.mark("after_backward")
+                    self.trained_at = self._positions()
 
         graph._engine_run_backward = run_backward
         if hasattr(autograd, "_engine_run_backward"):
@@ -190,11 +193,21 @@ class Recorder:
                 self.stop("timeout")
             if runner and not os.path.exists(f"/proc/{runner}"):
                 os._exit(1)
+            if self._is_full():
+                self.stop("full")
             if now >= due:
                 self.flush()
-                if max(self.written.values(), default=0) > MOST_ENTRIES:
-                    self.stop("full")
                 due = time.monotonic() + max(FLUSH_EVERY_S, FLUSH_SHARE * (time.monotonic() - now))
+
+    def _is_full(self) -> bool:
+        """Say whether the process has allocated so often that it need not go on; asks only counters."""
+        return any(
+            now > MOST_IN_ALL or now - self.trained_at.get(device, 0) > MOST_IDLE
+            for device, now in self._positions().items()
+        )
+
+    def _positions(self) -> dict[int, int]:
+        return {device: self.position(device) for device in range(self.torch.cuda.device_count())}
 
     # ------------------------------------------------------------------ writing
     def flush(self) -> None:
@@ -216,6 +229,7 @@ class Recorder:
                     "marks": marks,
                     "stats": {device: self._statistics(device) for device in news},
                     "unmodelled": _unmodelled(),
+                    "cudnn_calls": _cudnn_calls(),
                     "communicators": {device: _communicators(device) for device in news},
                 }
             )
@@ -272,6 +286,12 @@ def _unmodelled() -> list[str]:
     text = ctypes.create_string_buffer(1 << 16)
     ctypes.CDLL("libcuda.so.1").xmem_vgpu_unmodelled(text, len(text))
     return sorted(filter(None, text.value.decode().split("\n")))
+
+
+def _cudnn_calls() -> int:
+    function = ctypes.CDLL("libcuda.so.1").xmem_vgpu_cudnn_calls
+    function.restype = ctypes.c_uint64
+    return int(function())
 
 
 def _communicators(device: int) -> int:

@@ -22,6 +22,7 @@ struct Usage { uint64_t used_bytes, peak_bytes; };
 extern std::recursive_mutex driver_lock;
 extern thread_local int current_device;
 extern std::atomic<uint64_t> launches;
+extern std::atomic<uint64_t> pretended_us;  // what cuDNN's calls are said to have taken
 
 const Card& card();
 Usage& usage(int device);
