@@ -10,7 +10,9 @@ import pytest
 
 from xmem.capture.vgpu.farm import Peaks
 from xmem.capture.vgpu.settings import VirtualGpu
+from xmem.capture.vgpu.torch_facts import default_python, find_torch
 from xmem.capture.workload import Workload
+from xmem.cli import run as run_xmem
 from xmem.errors import UsageError
 from xmem.evaluate import engines
 from xmem.evaluate.engines import best_of, run_engines
@@ -60,3 +62,24 @@ def test_all_engines_are_asked_and_one_that_cannot_says_why(monkeypatch: pytest.
     monkeypatch.setattr(engines, "ENGINES", {"vgpu": fail})
     with pytest.raises(UsageError, match="no CUDA build"):
         best_of(run_engines("all", *asked))
+
+
+@pytest.mark.cuda_wheel
+@pytest.mark.slow
+def test_what_does_not_fit_is_judged_by_a_run_that_came_to_its_end(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        find_torch(default_python())
+    except UsageError as error:
+        pytest.skip(f"no CUDA build of torch: {error.message}")
+    found = []
+    for gpu in ("0.5", "8"):
+        words = ["estimate", "resnet18", "-b", "16", "-o", "Adam", "--gpu", gpu, "--engine", "vgpu", "-q", "--json"]
+        code = run_xmem([*words, "--cache", str(tmp_path)])
+        found.append((code, json.loads(capfd.readouterr().out)))
+    (failed, small), (fits, large) = found
+    assert (failed, small["fits"], fits, large["fits"]) == (1, False, 0, True)
+    assert small["peak_allocated_bytes"] == large["peak_allocated_bytes"]
+    assert small["smallest_device_bytes"] > 512 * MIB
+    assert [file.name.endswith("-oom.xmem.jsonl.gz") for file in sorted(tmp_path.glob("*.gz"))].count(True) == 1

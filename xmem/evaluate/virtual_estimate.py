@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from xmem.capture.vgpu import recording, workloads
 from xmem.capture.vgpu.farm import MODULE
 from xmem.capture.vgpu.library import library_key
 from xmem.capture.vgpu.run import SUFFIX, Job, run_job
-from xmem.capture.vgpu.settings import VirtualGpu
+from xmem.capture.vgpu.settings import BOOTSTRAP, VirtualGpu
 from xmem.capture.vgpu.torch_facts import default_python, find_torch
 from xmem.capture.workload import Workload
 from xmem.errors import UnreadableError, UsageError
@@ -61,9 +63,12 @@ def estimate_virtually(
 
 
 def record_key(workload: Workload, gpu: VirtualGpu, options: SimulateOptions) -> str:
-    """Return the key of a job's recording on a card."""
+    """Return the key of a job's recording on a card; what records it counts too."""
     torch = find_torch(default_python())
-    return workload.key(library_key(torch), json.dumps(asdict(gpu)), options.alloc_conf or "")
+    content = hashlib.sha256()
+    for file in (*sorted(BOOTSTRAP.glob("*.py")), Path(workloads.__file__), Path(recording.__file__)):
+        content.update(file.read_bytes())
+    return workload.key(library_key(torch), content.hexdigest(), json.dumps(asdict(gpu)), options.alloc_conf or "")
 
 
 def record(
