@@ -88,13 +88,9 @@ def command(words: tuple[str, ...], as_json: bool, quiet: bool, verbose: bool, *
     outcome, read = run(job, gpu)
     others = [_virtual_gpu({**options, "gpu": name}, gpu.devices, gpu.card) for name in options["also"]]
     answers = answer_others((job, gpu, outcome, read.run_id), others, run, options["store"])
-    if as_json:
-        also = {"also": [asdict(one) for one in answers]} if answers else {}
-        print_text(json_text({**_facts(outcome, gpu, read), **also}))
-    else:
-        print_text(_text(outcome, gpu, read))
-        if answers:
-            print_text("\n" + others_text(answers, terminal_width()))
+    also = {"also": [asdict(one) for one in answers]} if answers else {}
+    table = f"\n\n{others_text(answers, terminal_width())}" if answers else ""
+    print_text(json_text({**_facts(outcome, gpu, read), **also}) if as_json else _text(outcome, gpu, read) + table)
     return _exit_code(outcome)
 
 
