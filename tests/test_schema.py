@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from xmem.schema import (
     enum_comments,
     enums,
     issue_codes,
+    layout,
     tables,
 )
 
@@ -52,6 +54,15 @@ def test_no_column_is_wider_than_64_bits(table: Table) -> None:
 def test_every_word_list_has_a_comment() -> None:
     assert set(enum_comments()) == set(enums())
     assert all(len(comment) > 10 for comment in enum_comments().values())
+
+
+def test_the_layout_is_the_tables_without_their_comments() -> None:
+    bare = {
+        name: replace(table, comment="", columns=tuple(replace(column, comment="") for column in table.columns))
+        for name, table in tables().items()
+    }
+    assert layout() == bare
+    assert all(len(table.comment) > 10 for table in tables().values())
 
 
 def test_every_partitioned_table_starts_with_run_and_rank() -> None:
@@ -99,7 +110,7 @@ def test_every_example_runs(view: View, tmp_path: Path) -> None:
 
 
 def test_threads_may_ask_at_once() -> None:
-    asked: list[Any] = [tables, enums, enum_comments, issue_codes]
+    asked: list[Any] = [tables, layout, enums, enum_comments, issue_codes]
     for _ in range(20):
         for function in (*asked, arrow_schema):
             function.cache_clear()

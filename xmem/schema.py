@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +17,7 @@ SCHEMA_VERSION = 1
 
 #: The catalogue's connection serves one call at a time, and tables are written from several threads.
 _LOCK = threading.Lock()
+_COMMENT = re.compile(r"^COMMENT ON .*;$", re.MULTILINE)
 
 #: Tables of holistic-trace-analysis, written with `--hta`.
 HTA_TABLES = (
@@ -77,12 +79,28 @@ def ddl() -> str:
 
 
 @cache
-def _catalogue() -> duckdb.DuckDBPyConnection:
+def _whole() -> duckdb.DuckDBPyConnection:
+    """Return a database that has the tables with their comments."""
+    return _database(ddl())
+
+
+@cache
+def _bare() -> duckdb.DuckDBPyConnection:
+    """Return one without comments, which are most of the DDL's statements and take most of its time."""
+    return _database(_COMMENT.sub("", ddl()))
+
+
+def _database(sql: str) -> duckdb.DuckDBPyConnection:
     import duckdb
 
     connection = duckdb.connect(config={"threads": 1})  # hundreds of small statements: threads only cost here
-    connection.execute(ddl())
+    connection.execute(sql)
     return connection
+
+
+def _catalogue() -> duckdb.DuckDBPyConnection:
+    """Return the one that is there, else the one that is quickly made; to be called under the lock."""
+    return _whole() if _whole.cache_info().currsize else _bare()
 
 
 def _ask(sql: str) -> list[tuple[Any, ...]]:
@@ -92,10 +110,17 @@ def _ask(sql: str) -> list[tuple[Any, ...]]:
 
 
 @cache
-def tables() -> dict[str, Table]:
-    """Return every table of the schema by name."""
+def layout() -> dict[str, Table]:
+    """Return every table of the schema by name, without comments: all that reading and writing need."""
     with _LOCK:
-        return {table.name: table for table in describe(_catalogue(), "table")}
+        return {table.name: table for table in describe(_bare(), "table")}
+
+
+@cache
+def tables() -> dict[str, Table]:
+    """Return every table of the schema by name, with comments."""
+    with _LOCK:
+        return {table.name: table for table in describe(_whole(), "table")}
 
 
 def describe(connection: duckdb.DuckDBPyConnection, kind: str) -> list[Table]:
@@ -121,9 +146,9 @@ def enums() -> dict[str, tuple[str, ...]]:
 @cache
 def enum_comments() -> dict[str, str]:
     """Return the comment of every type."""
-    return dict(
-        _ask("SELECT type_name, coalesce(comment, '') FROM duckdb_types() WHERE NOT internal AND labels IS NOT NULL")
-    )
+    sql = "SELECT type_name, coalesce(comment, '') FROM duckdb_types() WHERE NOT internal AND labels IS NOT NULL"
+    with _LOCK:
+        return dict(_whole().execute(sql).fetchall())
 
 
 @cache
@@ -140,5 +165,6 @@ def arrow_schema(table: str) -> pa.Schema:
 
     with _LOCK:
         empty = _catalogue().sql(f'SELECT * EXCLUDE (run_id, rank) FROM "{table}"').to_arrow_table()
-    nullable = {column.name: column.nullable for column in tables()[table].columns}
+    known = tables() if tables.cache_info().currsize else layout()
+    nullable = {column.name: column.nullable for column in known[table].columns}
     return pa.schema([field.with_nullable(nullable[field.name]) for field in empty.schema])

@@ -21,6 +21,7 @@ from xmem.schema import INGEST_TABLES, SCHEMA_VERSION, SIMULATION_TABLES, arrow_
 if TYPE_CHECKING:
     import duckdb
     import polars as pl
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
 DEFAULT_FOLDER = ".xmem"
@@ -140,7 +141,7 @@ class Store:
             try:
                 import pyarrow.parquet as pq
 
-                pq.write_table(_conform(table, frame), temporary, compression="zstd")
+                pq.write_table(_conform(table, frame, arrow_schema(table)), temporary, compression="zstd")
                 fsync(temporary)
                 os.replace(temporary, folder / f"{part}.parquet")
                 fsync(folder)
@@ -215,17 +216,19 @@ class RunWriter:
 
             folder = self.folder / table / f"rank={rank}"
             folder.mkdir(parents=True, exist_ok=True)
-            schema = arrow_schema(table).with_metadata({"xmem_schema_version": str(SCHEMA_VERSION)})
-            words = [field.name for field in schema if str(field.type) == "string"]
+            schema = _file_schema(table, frame).with_metadata({"xmem_schema_version": str(SCHEMA_VERSION)})
+            words = [field.name for field in arrow_schema(table) if str(field.type) == "string"]
             numbers = [field.name for field in schema if str(field.type) in ("int32", "int64", "uint64")]
             self._open[key] = pq.ParquetWriter(
                 folder / f"part-{part:05d}.parquet",
                 schema,
                 compression="zstd",
+                store_schema=False,  # what is a dictionary here is plain text for readers
                 use_dictionary=words,
                 column_encoding=dict.fromkeys(numbers, "DELTA_BINARY_PACKED"),  # a third faster, no larger
             )
-        self._open[key].write_table(_conform(table, frame))
+        writer = self._open[key]
+        writer.write_table(_conform(table, frame, writer.schema))
 
     def commit(self, run_id: str | None = None) -> None:
         """Make the run visible, replacing an older form of it; after a kill it is finished by the next opening.
@@ -303,18 +306,39 @@ def _drop_abandoned(staging: Path, older_than_s: float = 86_400) -> None:
             continue
 
 
-def _conform(table: str, frame: pl.DataFrame) -> object:
-    """Bring a frame into the Arrow schema of its table: order, types, nulls for absent columns."""
+def _file_schema(table: str, frame: pl.DataFrame) -> pa.Schema:
+    """Return the Arrow schema of a table with text in the form in which polars has it: writing is twice as fast."""
     import polars as pl
     import pyarrow as pa
 
+    word, text = pa.dictionary(pa.uint32(), pa.large_string()), pa.large_string()
     schema = arrow_schema(table)
+    for index, field in enumerate(schema):
+        if str(field.type) == "string":
+            schema = schema.set(
+                index, field.with_type(word if frame.schema.get(field.name) == pl.Categorical else text)
+            )
+    return schema
+
+
+def _conform(table: str, frame: pl.DataFrame, schema: pa.Schema) -> pa.Table:
+    """Bring a frame into an Arrow schema: order, types, nulls for absent columns; raises where there must be none."""
+    import polars as pl
+    import pyarrow as pa
+
     unknown = set(frame.columns) - set(schema.names)
     if unknown:
         raise AssertionError(f"table {table} has no column {', '.join(sorted(unknown))}")
-    absent = [name for name in schema.names if name not in frame.columns]
-    complete = frame.with_columns(pl.lit(None).alias(name) for name in absent).select(schema.names)
-    return pa.Table.from_batches(complete.to_arrow().cast(schema).to_batches(), schema=schema)
+    words = [field.name for field in schema if pa.types.is_dictionary(field.type) and field.name in frame.columns]
+    arrow = frame.with_columns(pl.col(words).cast(pl.Categorical)).to_arrow(compat_level=pl.CompatLevel.oldest())
+    columns = []
+    for field in schema:
+        there = field.name in frame.columns
+        column = arrow.column(field.name) if there else pa.chunked_array([pa.nulls(frame.height, field.type)])
+        if column.null_count and not field.nullable:
+            raise AssertionError(f"{table}.{field.name} must not be null")
+        columns.append(column if column.type == field.type else column.cast(field.type))
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def _run(run_id: str, rows: list[dict[str, object]]) -> Run:

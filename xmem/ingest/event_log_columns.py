@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from xmem.ingest.snapshot_columns import Remarks, clean_text, show_tree, to_integer
-from xmem.schema import tables
+from xmem.schema import layout
 
 if TYPE_CHECKING:
     import polars as pl
@@ -43,7 +43,7 @@ FIRST_MADE_SPAN = 1 << 40
 def column_types(table: str) -> Mapping[str, str]:
     """Return the columns that a log may fill, with their DuckDB types."""
     derived = _DERIVED.get(table, set()) | {"run_id", "rank"}
-    found = {column.name: column.type for column in tables()[table].columns if column.name not in derived}
+    found = {column.name: column.type for column in layout()[table].columns if column.name not in derived}
     return found | ({"process_id": "BIGINT"} | dict.fromkeys(NAMES, "VARCHAR") if table == "events" else {})
 
 

@@ -41,7 +41,7 @@ class RecordStream(Generic[T]):
 
     The list is the value of `key` in a top-level object, or the whole source (`bare`). `fast` decodes a JSON list of
     records that is as it should be; where it fails, `exact` decodes parts of it, and `rescue` takes what only plain
-    JSON can hold (None: not a record). `text` is what `fast` decoded, None where `exact` and `rescue` were at work.
+    JSON can hold (None: not a record). `text` is the list that `fast` decoded, None where the others were at work.
     `fields` holds the other top-level keys, complete after the last record; `known` ones are found in broken text too.
     Reading stops at the offset `stop_at` if that lies between two records (`at_stop`), and goes on where it does not.
     """
@@ -69,12 +69,14 @@ class RecordStream(Generic[T]):
         while self.found and not self._closed:
             self._fill(self._wanted or CHUNK_BYTES)
             cut = None if self._ended else last_boundary(self._buffer, self.shape)
-            part = self._buffer if cut is None else self._buffer[: cut[0]]
-            fast = None if cut is None else _try(self.fast, part)
+            text = None if cut is None else _as_list(memoryview(self._buffer)[: cut[0]])
+            fast = None if text is None else _try(self.fast, text)
             if cut is not None and fast is not None:
                 self._advance(cut[1])
-                yield fast, part
+                yield fast, text
+                del fast, text  # the next chunk takes their place, which is still in the processor's cache
                 continue
+            part = self._buffer if cut is None else self._buffer[: cut[0]]
             records, used = self._read_carefully(part, whole=cut is not None)
             self._advance(used)
             if records:
@@ -186,7 +188,7 @@ class RecordStream(Generic[T]):
             position = start
             if position >= one_by_one and position < (ends[-1] if ends else 0):
                 one_by_one = ends[min(bisect_right(ends, position) + _GROUP, len(ends)) - 1]
-                group = _try(self.exact, part[position:one_by_one])
+                group = _try(self.exact, _as_list(part[position:one_by_one]))
                 if group is not None:
                     records += group
                     position = one_by_one
@@ -211,7 +213,7 @@ class RecordStream(Generic[T]):
         near = ends[index] if index < len(ends) else None
         own = find_end(part, start)
         for end in self._candidates(part, start, near, own):
-            records = _try(self.exact, part[start:end])
+            records = _try(self.exact, _as_list(part[start:end]))
             if records is None:
                 records = self._repair(part, start, end)
             if records is not None:
@@ -321,17 +323,19 @@ class RecordStream(Generic[T]):
     # ------------------------------------------------------------------ the buffer
 
     def _fill(self, size: int) -> None:
+        """Read until `size` bytes are there, or up to a chunk more: a source hands over whole blocks uncopied."""
         parts = [self._buffer]
-        end = size if self.stop_at is None else min(size, self.stop_at - self.offset)
-        missing = end - len(self._buffer)
-        while missing > 0 and not self._ended:
-            block = self.source.read(missing)
+        have, room = len(self._buffer), None if self.stop_at is None else self.stop_at - self.offset
+        read = getattr(self.source, "read1", self.source.read)
+        while have < (size if room is None else min(size, room)) and not self._ended:
+            most = max(size - have, CHUNK_BYTES)
+            block = read(most if room is None else min(most, room - have))
             if not block:
                 self._ended, self.stop_at = True, None
             parts.append(block)
-            missing -= len(block)
+            have += len(block)
         self._buffer = b"".join(parts)
-        if self.stop_at is not None and self.offset + len(self._buffer) >= self.stop_at:
+        if self.stop_at is not None and self.offset + have >= self.stop_at:
             self._ended = True
 
     def _advance(self, size: int) -> None:
@@ -359,9 +363,13 @@ class RecordStream(Generic[T]):
 
 def _try(decode: Callable[[bytes], list[T]], text: bytes) -> list[T] | None:
     try:
-        return decode(b"[" + text + b"]")
+        return decode(text)
     except _ERRORS:
         return None
+
+
+def _as_list(text: bytes | memoryview) -> bytes:
+    return b"".join((b"[", text, b"]"))
 
 
 def _read_plain(text: bytes) -> tuple[object, Counter[str]] | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xmem.errors import UnreadableError
-from xmem.schema import tables
+from xmem.schema import layout
 
 if TYPE_CHECKING:
     import polars as pl
@@ -130,7 +130,7 @@ def column_types(table: str) -> dict[str, pl.DataType]:
         "VARCHAR": pl.String(), "DOUBLE": pl.Float64(),
     }  # fmt: skip
     found: dict[str, pl.DataType] = {}
-    for column in tables()[table].columns:
+    for column in layout()[table].columns:
         if column.name in ("run_id", "rank"):
             continue
         if column.type not in kinds:

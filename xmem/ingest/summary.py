@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from xmem.errors import UnreadableError
 from xmem.ingest import DeviceFacts, Ingested, IssueFacts, SourceFacts
-from xmem.schema import issue_codes, tables
+from xmem.schema import issue_codes, layout
 
 if TYPE_CHECKING:
     import polars as pl
@@ -47,7 +47,7 @@ def _table(store: Store, table: str, run_id: str) -> pl.DataFrame:
 
     folder = store.path / table / f"run_id={run_id}"
     if not folder.is_dir():
-        names = [column.name for column in tables()[table].columns]
+        names = [column.name for column in layout()[table].columns]
         return pl.DataFrame(schema={name: pl.Null for name in names})
     return pl.read_parquet(folder, hive_partitioning=True)
 

@@ -15,7 +15,7 @@ from xmem.ingest.ordering import check_device, device_name, of_device, order_eve
 from xmem.ingest.spool import Spool, column_types, complete, in_types_of
 from xmem.ingest.window import DeviceStart, cut_to_window
 from xmem.ingest.words import code_words
-from xmem.schema import SCHEMA_VERSION, issue_codes, tables
+from xmem.schema import SCHEMA_VERSION, issue_codes, layout
 from xmem.version import __version__
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def issue_rows(notes: Notes) -> pl.DataFrame:
 
 
 def _names(table: str, frame: pl.DataFrame) -> list[str]:
-    wanted = set(tables()[table].column_names)
+    wanted = set(layout()[table].column_names)
     return [name for name in frame.columns if name in wanted]
 
 
@@ -264,7 +264,7 @@ def _run_row(facts: dict[str, object], notes: Notes) -> pl.DataFrame:
         "schema_version": SCHEMA_VERSION, "xmem_version": __version__, "time_base": "relative",
         "ring_buffer": False, "truncated": False,
     }  # fmt: skip
-    known = set(tables()["runs"].column_names)
+    known = set(layout()["runs"].column_names)
     row.update({name: value for name, value in notes.facts.items() if name in known and value is not None})
     row.update(facts)
     if not isinstance(row.get("metadata"), str | None):

@@ -85,6 +85,7 @@ def _read_all(stream: RecordStream[Record], columns: TraceColumns, shares: list[
 def _read_on(stream: RecordStream[Record], columns: TraceColumns) -> Iterator[Batch]:
     for records, text in stream:
         columns.add(records, text)
+        del records, text  # their memory is for the next chunk
         yield from columns.take()
     yield from columns.take(everything=True)
 

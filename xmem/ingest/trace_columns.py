@@ -81,7 +81,7 @@ class TraceColumns:
         self._devices |= dict.fromkeys(devices)
 
     def add(self, records: list[Record], text: bytes | None) -> None:
-        """Take decoded records; `text` is what they were decoded from, if that can be done again."""
+        """Take decoded records; `text` is the list they were decoded from, if that can be done again."""
         spans, memory = _part(records)
         if not self.notes.filters.spans and not self.notes.filters.steps:
             spans = []
@@ -93,7 +93,7 @@ class TraceColumns:
         except InexactTimesError:
             if text is None:  # pragma: no cover - records that are decoded carefully keep every digit
                 raise
-            return self.add(decode_again(b"[" + text + b"]", self.notes), None)
+            return self.add(decode_again(text, self.notes), None)
         self.records += len(records)
         self.memory_records += len(memory)
         if len(whole) < len(memory):
