@@ -119,8 +119,41 @@ def test_every_model_of_the_paper_has_a_configuration() -> None:
         " cerebras/Cerebras-GPT-111M T5-small T5-base"
         " EleutherAI/pythia-1b Qwen/Qwen3-0.6B Qwen/Qwen3-4B deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"
         " google/gemma-2-2b-it meta-llama/Llama-3.2-3B-Instruct distilbert/distilgpt2 openai-community/gpt2"
+        " meta-llama/Llama-3.2-1B meta-llama/Llama-3.2-3B Salesforce/codet5-small Salesforce/codet5-base"
+        " microsoft/codebert-base microsoft/deberta-v3-base"
     )
     assert [name for name in names.split() if name.lower() not in shipped] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("meta-llama/Llama-3.2-1B", 1_235_814_400),
+        ("EleutherAI/pythia-410m", 405_334_016),
+        ("facebook/opt-1.3b", 1_315_758_080),
+        ("Salesforce/codet5-base", 222_882_048),
+        ("google/flan-t5-small", 76_961_152),
+        ("microsoft/codebert-base", 124_697_433),
+        ("Qwen/Qwen2.5-0.5B", 494_032_768),
+    ],
+)
+def test_configurations_have_the_published_number_of_parameters(name: str, parameters: int) -> None:
+    torch = pytest.importorskip("torch", reason="models need torch")
+    pytest.importorskip("transformers", reason="configurations need transformers")
+    with torch.device("meta"):
+        module = models.build_model(name).module
+    assert sum(parameter.numel() for parameter in module.parameters()) == parameters
+
+
+def test_an_optimizer_is_found_in_any_case() -> None:
+    torch = pytest.importorskip("torch", reason="optimizers are torch's")
+    from xmem.capture.training import make_optimizer
+
+    module = torch.nn.Linear(2, 2)
+    assert type(make_optimizer(Workload("VGG19", optimizer="adamw"), module)) is torch.optim.AdamW
+    assert type(make_optimizer(Workload("VGG19", optimizer="Rprop"), module)) is torch.optim.Rprop
+    with pytest.raises(UsageError, match=r"torch.optim has no optimizer 'Lion'\."):
+        make_optimizer(Workload("VGG19", optimizer="Lion"), module)
 
 
 def test_spellings_of_the_paper_mean_torchvision_models() -> None:

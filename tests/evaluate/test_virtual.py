@@ -10,7 +10,6 @@ import pytest
 
 from xmem.capture.vgpu.farm import Peaks
 from xmem.capture.vgpu.torch_facts import default_python, find_torch
-from xmem.capture.workload import Workload
 from xmem.cli import run as run_xmem
 from xmem.errors import UsageError
 from xmem.evaluate.virtual import (
@@ -49,16 +48,42 @@ def test_a_row_gets_a_point_and_a_range() -> None:
 
 
 def test_engines_widen_the_range_of_convolutions() -> None:
-    assert reach([peaks(1000 * MIB), peaks(1100 * MIB)], True) == (961 * MIB, round(1140 * MIB * 1.035))
+    assert reach([peaks(1000 * MIB), peaks(1100 * MIB)], True) == (
+        round(1000 * MIB * 0.9725) - 4 * MIB,
+        round(1140 * MIB * 1.0275),
+    )
     found = {"base": peaks(1200 * MIB), "small-workspaces": peaks(1000 * MIB), "no-workspaces": peaks(900 * MIB)}
     row = figures(ROW | {"family": "cnn"}, found)
     assert row["estimate_bytes"] == 1000 * MIB and row["setup_bytes"] == 100 * MIB
+
+
+def test_what_another_cudnn_picks_and_what_ground_leaves_out_shape_the_range_of_measured_rows() -> None:
+    found = {"base": peaks(1200 * MIB), "small-workspaces": peaks(1000 * MIB), "no-workspaces": peaks(900 * MIB)}
+    row = figures(ROW | {"family": "cnn"}, found)
+    assert row["range_low_bytes"] == round(800 * MIB * 0.9725) - 4 * MIB
+    assert row["range_high_bytes"] == round(1040 * MIB * 1.0275)
+    own = figures(ROW | {"family": "cnn", "torch_version": "2.14.1"}, found)
+    assert (own["range_low_bytes"], own["range_high_bytes"]) == reach(
+        [one for one in found.values() if isinstance(one, Peaks)], True
+    )
+
+
+def test_a_row_without_ground_has_a_range_and_no_error() -> None:
+    row = figures(ROW | {"ground_bytes": ""}, {"base": peaks(GIB)})
+    assert row["relative_error"] is row["relative_error_less_setup"] is None
+    assert row["range_high_bytes"] > GIB
+    assert range_summaries([{**ROW, **row, "ground_bytes": "", "real_oom": "false"}]) == []
 
 
 def test_ranges_are_summed_up() -> None:
     row = {**ROW, "real_oom": "false", "range_low_bytes": GIB, "range_high_bytes": 2 * GIB, "setup_bytes": GIB}
     out, oom = {**row, "ground_bytes": str(3 * GIB)}, {**row, "real_oom": "true"}
     assert range_summaries([row, out, oom]) == [RangeSummary("transformer", 2, 1, 1, (1 + 1 / 3) / 2)]
+    images = [{**one, "family": "cnn"} for one in (row, {**row, "ground_bytes": str(GIB + 1)})]
+    assert range_summaries(images) == [RangeSummary("cnn", 2, 2, 1, pytest.approx(1.0))]
+    own = [{**one, "torch_version": "2.14.1", "range_low_bytes": GIB + 1} for one in images]
+    assert (range_summaries(own)[0].held, range_summaries(own)[0].held_less_setup) == (1, 1)
+    assert [RangeSummary(name, 2, 1, 1, 1.0).less_text for name in ("cnn", "large")] == [" (1 less set-up)", ""]
 
 
 def test_what_is_near_the_capacity_is_too_close_to_call() -> None:
@@ -75,8 +100,12 @@ def test_a_job_that_cannot_run_is_said() -> None:
 
 
 def test_variants_perturb_what_nobody_knows() -> None:
-    names = [run.key for run in variants("7", Workload("gpt2"), ROW | {"gpu_name": "NVIDIA GeForce RTX 3060"})]
-    assert names[0] == "7/base" and len(names) > 1
+    job = ROW | {"model": "gpt2", "optimizer": "SGD", "gpu_name": "NVIDIA GeForce RTX 3060", "family": "cnn"}
+    runs = variants("7", job)
+    assert [run.key for run in runs] == ["7/base", "7/one-token-less", "7/one-token-more"]
+    assert all(run.requests for run in runs) and [run.lengths for run in runs] == [(), (127,), (129,)]
+    names = [run.key for run in variants("8", job | {"model": "VGG16", "family": ""})]
+    assert names == ["8/base", "8/small-workspaces", "8/no-workspaces"]
     assert card_of("NVIDIA GeForce RTX 3060").compute_capability == "8.6"
     assert card_of("something").name == "A100-SXM4-80GB"
 
@@ -107,6 +136,9 @@ def test_measured_rows_run_on_virtual_cards(tmp_path: Path, capfd: pytest.Captur
             "ground_bytes": str(GIB),
         },
     ]
+    (tmp_path / "gone.py").write_text("import os\n\n\ndef make():\n    os.kill(os.getpid(), 9)\n")
+    rows.insert(1, rows[0] | {"model": f"{tmp_path / 'gone.py'}:make"})
+    rows.append(rows[0] | {"model": "NoSuchNet"})
     file = tmp_path / "runs.csv"
     with file.open("w", newline="") as text:
         writer = csv.DictWriter(text, rows[0])
@@ -114,7 +146,10 @@ def test_measured_rows_run_on_virtual_cards(tmp_path: Path, capfd: pytest.Captur
         writer.writerows(rows)
     words = ["evaluate", "measured", "--runs", str(file), "--engine", "vgpu", "--cache", str(tmp_path / "c"), "--json"]
     assert run_xmem(words) == 0
-    small, large = json.loads(capfd.readouterr().out)["rows"]
+    small, gone, large, unknown = json.loads(capfd.readouterr().out)["rows"]
+    assert gone["trouble"].endswith("cannot be run on the virtual GPU: it was ended by signal 9")
+    assert unknown["trouble"].endswith("cannot be run on the virtual GPU: The model 'NoSuchNet' is unknown.")
+    assert small["trouble"] is large["trouble"] is None
     assert small["predicted_oom"] is False and large["predicted_oom"] is True
     assert 100 * MIB < small["estimate_bytes"] < GIB
     assert small["range_low_bytes"] <= small["estimate_bytes"] <= small["range_high_bytes"]

@@ -84,8 +84,10 @@ def _one_thread() -> Iterator[None]:
 def make_optimizer(workload: Workload, module: torch.nn.Module) -> Any:
     """Build the optimizer by its class name in torch.optim; Adafactor is transformers' class, as in the paper."""
     arguments = {"lr": 0.001, **json.loads(workload.optimizer_args)}
-    found = getattr(torch.optim, workload.optimizer, None)
-    if workload.optimizer == "Adafactor" and not {"foreach", "beta2_decay", "d"} & arguments.keys():
+    by_name = {name.lower(): name for name in dir(torch.optim) if name[0].isupper()}
+    name = by_name.get(workload.optimizer.lower(), workload.optimizer)
+    found = getattr(torch.optim, name, None)
+    if name == "Adafactor" and not {"foreach", "beta2_decay", "d"} & arguments.keys():
         found = require("transformers.optimization", "Adafactor").Adafactor
         arguments = {**_TRANSFORMERS_ADAFACTOR, **arguments}
     if not (isinstance(found, type) and hasattr(found, "zero_grad")):

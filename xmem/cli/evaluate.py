@@ -77,7 +77,7 @@ def measured(as_json: bool, quiet: bool, verbose: bool, **options: Any) -> None:
         )
     else:
         print_text(_text(overall) + "\n\nby family\n" + _text(families) + _ranges_text(range_summaries(rows)))
-        print_text("\nby model, CNN rows less set-up\n" + _text(models))
+        print_text("\nby model, CNN rows less set-up\n" + _text(models) + _troubles_text(rows))
 
 
 @command.command()
@@ -158,11 +158,17 @@ def _text(summaries: Sequence[Summary]) -> str:
 
 def _ranges_text(found: Sequence[RangeSummary]) -> str:
     lines = [
-        f"{one.name}: {one.held} of {one.rows} measured peaks lie in their range ({one.held_less_setup} less set-up),"
+        f"{one.name}: {one.held} of {one.rows} measured peaks lie in their range{one.less_text},"
         f" which is {share_text(one.median_width)} wide in the median"
         for one in found
     ]
     return "".join(f"\n{line}" for line in lines)
+
+
+def _troubles_text(rows: Sequence[dict[str, Any]]) -> str:
+    """List the rows that could not be estimated."""
+    said = [f"\nrow {number}: {make_inert(row['trouble'])}" for number, row in enumerate(rows, 1) if row["trouble"]]
+    return f"\n{len(said)} of {len(rows)} rows could not be estimated" + "".join(said) if said else ""
 
 
 def _cells(summary: Summary) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ def page_text(rows: list[Row], chart: str, virtual: Sequence[Row] = ()) -> str:
 
 def _virtual_text(rows: list[Row]) -> str:
     ranges = [
-        f"- {one.name}: {one.held} of {one.rows} measured peaks lie in their range ({one.held_less_setup} less set-up),"
+        f"- {one.name}: {one.held} of {one.rows} measured peaks lie in their range{one.less_text},"
         f" which is {_share(one.median_width)} wide in the median."
         for one in range_summaries(rows)
     ]
@@ -78,10 +78,11 @@ def draw_chart(rows: list[Row]) -> Any:
     import altair as alt
 
     points = [
-        {"model": row["model"].split("/")[-1], "error %": 100 * error(row), "against": name}
+        {"model": row["model"].split("/")[-1], "error %": 100 * value, "against": name}
         for row in rows
         if not ran_out(row)
         for name, error in (("ground as given", ours), ("less set-up (CNN)", ours_less_setup))
+        if (value := error(row)) is not None
     ]
     return (
         alt.Chart(alt.Data(values=points))

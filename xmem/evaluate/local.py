@@ -104,6 +104,7 @@ def _row(job: Workload, measured: Measured, virtual: dict[str, Peaks | str]) -> 
         "target_iteration": str(job.iterations - 1),
         "ground_bytes": str(device["peak_bytes"] - device["first_sample_bytes"]),
         "real_oom": str(real.oom).lower(),
+        **{name: device[name] for name in ("first_sample_bytes", "torch_version", "cudnn_version")},
     }
     base = virtual.get("base")
     own = asdict(base) if isinstance(base, Peaks) else {}
@@ -111,7 +112,6 @@ def _row(job: Workload, measured: Measured, virtual: dict[str, Peaks | str]) -> 
     return {
         **row,
         "workload": json.dumps(asdict(job), sort_keys=True),
-        **{name: device[name] for name in ("first_sample_bytes", "torch_version", "cudnn_version")},
         **{f"real_{name}": getattr(real, name) for name in counted},
         **{f"virtual_{name}": own.get(name) for name in counted},
         **figures(row, virtual),

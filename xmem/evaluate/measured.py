@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
-from xmem.capture.workload import Workload
-from xmem.errors import UnreadableError, UsageError
+from xmem.errors import UsageError, XmemError
 from xmem.evaluate.estimate import make_case, setup_reserved
-from xmem.evaluate.job import Job, prepare_job
+from xmem.evaluate.job import CHECK, Job, prepare_job
+from xmem.evaluate.runs_file import (
+    Row,
+    check_row,
+    errors_of,
+    ground_of,
+    read_runs,
+    torch_of,
+    total_bytes_of,
+    without_answer,
+    workload_of,
+)
 from xmem.simulate.gpu_table import Target, find_gpu
 from xmem.simulate.options import SimulateOptions, parse_reserve
 from xmem.simulate.rules import gpu_facts
 
 Progress = Callable[[str], None]
-#: What torch the measured runs had.
-MEASURED_TORCH = "2.6.0"
 #: What built their models; later ones allocate differently.
 MEASURED_TRANSFORMERS = "4.51.3"
 #: The least that reports give for a CUDA context (RTX 3090, torch 2.7); the measured cards drove nothing else.
 NON_TORCH = "256MiB"
-NEEDED = ("model", "optimizer", "batch_size", "total_gpu_memory", "ground_bytes", "real_oom")
 ENGINES = ("cpu", "vgpu")
-_ZERO_GRAD = {"": "start", "0": "start", "1": "before-backward", "2": "end"}
 
 
 @dataclass(frozen=True)
@@ -52,34 +55,37 @@ def other_transformers() -> str | None:
     return None if same else installed
 
 
-def read_runs(path: str | Path) -> list[dict[str, str]]:
-    """Read a file in the format of measured_runs.csv."""
-    file = Path(path)
-    if not file.is_file():
-        raise UsageError(f"There is no file {str(path)!r}.", "Give a CSV of measured runs.")
-    with file.open(newline="", encoding="utf-8") as text:
-        reader = csv.DictReader(text)
-        missing = [name for name in NEEDED if name not in (reader.fieldnames or [])]
-        if missing:
-            raise UnreadableError(f"{file.name} has no column {missing[0]!r}.", f"Needed are: {', '.join(NEEDED)}.")
-        return list(reader)
+def evaluate_measured(path: str | Path, how: EvaluateOptions = EvaluateOptions()) -> list[Row]:
+    """Estimate every row and return the file's own columns with the estimate's.
 
-
-def evaluate_measured(path: str | Path, how: EvaluateOptions = EvaluateOptions()) -> list[dict[str, Any]]:
-    """Estimate every row and return the file's own columns with the estimate's."""
+    A row that cannot be estimated says why under `trouble`; raises UsageError where none can.
+    """
     if how.engine not in ENGINES:
         raise UsageError(f"The engine {how.engine!r} is unknown.", f"Choose from {', '.join(ENGINES)}.")
-    rows = [row for row in read_runs(path) if how.engine == "vgpu" or row.get("family", "cnn") in how.families]
-    chosen = _sample(rows, how.sample)
+    rows = _sample([_checked(row) for row in read_runs(path)], how.sample)
+    sound = [row for row in rows if not row["trouble"]]
     if how.engine == "vgpu":
         from xmem.evaluate.virtual import estimate_rows
 
-        return estimate_rows(chosen, workload_of, how.cache, how.progress)
-    jobs: dict[str, tuple[Job, float]] = {}
-    return [_with_estimate(row, jobs, how, f"{n} of {len(chosen)}") for n, row in enumerate(chosen, 1)]
+        found = estimate_rows(sound, how.cache, how.progress)
+    else:
+        jobs: dict[str, tuple[Job, float]] = {}
+        found = [_with_estimate(row, jobs, how, f"{n} of {len(sound)}") for n, row in enumerate(sound, 1)]
+    answers = iter(found)
+    done = [row if row["trouble"] else next(answers) for row in rows]
+    if done and all(row["trouble"] for row in done):
+        raise UsageError(f"No row can be estimated; the first: {done[0]['trouble']}")
+    return done
 
 
-def _sample(rows: list[dict[str, str]], count: int | None) -> list[dict[str, str]]:
+def _checked(row: Row) -> Row:
+    try:
+        return {**check_row(row), "trouble": None}
+    except UsageError as error:
+        return without_answer(row, error.message)
+
+
+def _sample(rows: list[Row], count: int | None) -> list[Row]:
     """Take rows spread evenly over the file, which is sorted by model."""
     if count is None or count >= len(rows):
         return rows
@@ -88,46 +94,36 @@ def _sample(rows: list[dict[str, str]], count: int | None) -> list[dict[str, str
     return [rows[index * len(rows) // count] for index in range(count)]
 
 
-def workload_of(row: dict[str, str]) -> Workload:
-    """Describe the job that a row measured; `workload`, where there is one, says all of it."""
-    if row.get("workload"):
-        return Workload(**json.loads(row["workload"]))
-    return Workload(
-        model=row["model"],
-        batch_size=int(row["batch_size"]),
-        optimizer=row["optimizer"],
-        zero_grad=_ZERO_GRAD.get(row.get("zero_grad_mode") or "", "start"),
-        iterations=int(row.get("target_iteration") or 3) + 1,
-    )
-
-
-def _with_estimate(
-    row: dict[str, str], jobs: dict[str, tuple[Job, float]], how: EvaluateOptions, place: str
-) -> dict[str, Any]:
+def _with_estimate(row: Row, jobs: dict[str, tuple[Job, float]], how: EvaluateOptions, place: str) -> Row:
     workload = workload_of(row)
     started = time.monotonic()
     if how.progress is not None:
         how.progress(f"row {place}: {workload.model} {workload.optimizer} {workload.batch_size}")
-    key = workload.with_batch(1).key()
-    if key not in jobs:
-        job = prepare_job(workload, cache=how.cache, check=False, progress=how.progress)
-        jobs[key] = (job, time.monotonic() - started)
-    job, profiling_s = jobs[key]
-    replay_started = time.monotonic()
-    figures = estimate_row(job, row)
+    key = workload.with_batch(min(workload.batch_size, CHECK + 1)).key()  # a small batch is profiled as it is
+    try:
+        if key not in jobs:
+            job = prepare_job(workload, cache=how.cache, check=False, progress=how.progress)
+            jobs[key] = (job, time.monotonic() - started)
+        job, profiling_s = jobs[key]
+        replay_started = time.monotonic()
+        figures = estimate_row(job, row)
+    except XmemError as error:
+        return without_answer(row, error.message)
+    except Exception as error:  # a model's own code: whatever it raises, other rows go on
+        return without_answer(row, f"{type(error).__name__}: {error}"[:500])
     runtime_s = profiling_s + time.monotonic() - replay_started
     return {**row, **figures, "runtime_s": round(runtime_s, 3)}
 
 
-def estimate_row(job: Job, row: dict[str, str]) -> dict[str, Any]:
+def estimate_row(job: Job, row: Row) -> Row:
     """Estimate one row on its own GPU: peak reserved, what of it set-up took, and whether it runs out of memory."""
     from xmem.simulate.judge import replay_both
     from xmem.simulate.replay import encode
 
-    gpu = find_gpu(row.get("gpu_name", ""))
-    target = Target(row.get("gpu_name", ""), int(row["total_gpu_memory"]), "", gpu)
-    options = SimulateOptions(torch_version=MEASURED_TORCH, non_torch=NON_TORCH)
-    batch_size = int(row["batch_size"])
+    gpu = find_gpu(row.get("gpu_name") or "")
+    target = Target(row.get("gpu_name") or "", total_bytes_of(row), "", gpu)
+    options = SimulateOptions(torch_version=torch_of(row), non_torch=NON_TORCH)
+    batch_size = workload_of(row).batch_size
     table, _ = job.requests(batch_size, gpu_facts(target, (2, 6)))
     case = make_case(job, batch_size, target, options)
     usable = parse_reserve(options).usable(target.total_bytes)
@@ -135,17 +131,10 @@ def estimate_row(job: Job, row: dict[str, str]) -> dict[str, Any]:
     shown = on_device if on_device.fits else unlimited
     estimate = shown.stats.peak_reserved_bytes
     setup = setup_reserved(table, unlimited.levels)
-    ground = int(row["ground_bytes"])
     return {
         "estimate_bytes": estimate,
-        "relative_error": (estimate - ground) / ground,
         "predicted_oom": not on_device.fits,
         "setup_bytes": setup,
-        "relative_error_less_setup": (estimate - setup - ground) / ground,
         "peak_allocated_bytes": shown.stats.peak_allocated_bytes,
+        **errors_of(ground_of(row), estimate, setup),
     }
-
-
-def rows_without_oom(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the rows whose real run did not run out of memory."""
-    return (row for row in rows if row["real_oom"] != "true")

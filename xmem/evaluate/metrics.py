@@ -14,7 +14,10 @@ PUBLISHED = ("xmem", "dnnmem", "schedtune", "llmem")
 
 @dataclass(frozen=True)
 class Summary:
-    """Errors over rows that did not run out of memory, as shares; verdicts over all rows."""
+    """Errors over rows that did not run out of memory, as shares; verdicts over all rows.
+
+    `troubles` counts rows that could not be estimated: they have no error, and their OOM counts as not caught.
+    """
 
     name: str
     rows: int
@@ -26,6 +29,7 @@ class Summary:
     ooms_caught: int
     false_alarms: int
     median_runtime_s: float | None
+    troubles: int = 0
 
 
 def percentile(values: Iterable[float], share: float) -> float | None:
@@ -57,6 +61,7 @@ def summarise(name: str, rows: list[Row], error: Callable[[Row], float | None], 
         ooms_caught=sum(oom(row) for row in stormy),
         false_alarms=sum(oom(row) for row in calm),
         median_runtime_s=percentile(runtimes, 0.5),
+        troubles=sum(bool(row.get("trouble")) for row in rows),
     )
 
 
@@ -65,14 +70,23 @@ def ran_out(row: Row) -> bool:
     return str(row["real_oom"]).lower() == "true"
 
 
-def ours(row: Row) -> float:
-    """Our signed error against ground as given."""
-    return float(row["relative_error"])
+def ours(row: Row) -> float | None:
+    """Our signed error against ground as given; None where there is no ground or no estimate."""
+    return _number(row["relative_error"])
 
 
-def ours_less_setup(row: Row) -> float:
+def ours_less_setup(row: Row) -> float | None:
     """Our signed error where ground leaves out what was on the card at the first sample: CNN rows, less set-up."""
-    return float(row["relative_error_less_setup"] if row.get("family") == "cnn" else row["relative_error"])
+    return _number(row["relative_error_less_setup"] if row.get("family") == "cnn" else row["relative_error"])
+
+
+def _number(cell: Any) -> float | None:
+    """Return the number in a cell; None where there is none."""
+    try:
+        value = math.nan if cell is None else float(cell)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
 
 
 def predicted(row: Row) -> bool:
@@ -84,11 +98,10 @@ def published_error(name: str) -> Callable[[Row], float | None]:
     """Give the signed error of a published estimator from the file's own columns; None where it has no answer."""
 
     def error(row: Row) -> float | None:
-        text = row.get(f"{name}_bytes") or ""
-        if not text or float(text) <= 0 or str(row.get(f"{name}_oom")).lower() == "true":
+        found, ground = _number(row.get(f"{name}_bytes")), _number(row["ground_bytes"])
+        if not found or found < 0 or not ground or str(row.get(f"{name}_oom")).lower() == "true":
             return None
-        ground = float(row["ground_bytes"])
-        return (float(text) - ground) / ground
+        return (found - ground) / ground
 
     return error
 
@@ -123,7 +136,7 @@ def by_family(rows: list[Row]) -> list[Summary]:
     found = []
     for family in sorted({str(row.get("family", "cnn")) for row in rows}):
         own = [row for row in rows if row.get("family", "cnn") == family]
-        found.append(summarise(family, own, ours, predicted))
+        found.append(summarise(family or "no family", own, ours, predicted))
         if family == "cnn":
             found.append(summarise("cnn, less set-up", own, ours_less_setup, predicted))
     return found
@@ -132,4 +145,4 @@ def by_family(rows: list[Row]) -> list[Summary]:
 def _without_runtime(summary: Summary) -> Summary:
     from dataclasses import replace
 
-    return replace(summary, median_runtime_s=None)
+    return replace(summary, median_runtime_s=None, troubles=0)

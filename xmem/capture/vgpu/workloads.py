@@ -8,14 +8,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 import traceback
 from typing import Any
 
 from xmem.capture.vgpu.measuring import DeviceMemory
 from xmem.capture.workload import Workload
+from xmem.errors import XmemError
 
 Counts = dict[str, int]
+#: A job that takes longer is ended.
+MOST_S = 600
+#: More than any job of a few steps asks for.
+MOST_REQUESTS = 1 << 22
 
 
 def main() -> None:
@@ -31,21 +37,38 @@ def main() -> None:
         sys.stdout.flush()
         pid = os.fork()
         if pid == 0:
+            signal.alarm(MOST_S)
             _run_and_leave(json.loads(line))
-        os.waitpid(pid, 0)
+        _, status = os.waitpid(pid, 0)
+        if os.WIFSIGNALED(status):
+            _answer(json.loads(line), {"error": _ended_by(os.WTERMSIG(status))})
+
+
+def _ended_by(number: int) -> str:
+    return f"it took more than {MOST_S} s" if number == signal.SIGALRM else f"it was ended by signal {number}"
+
+
+def _answer(job: dict[str, Any], found: dict[str, Any]) -> None:
+    sys.stdout.write("\n" + json.dumps({"key": job["key"], **found}) + "\n")
+    sys.stdout.flush()
 
 
 def _run_and_leave(job: dict[str, Any]) -> None:
     os.environ.update(job.get("environment", {}))
     try:
         measured = DeviceMemory() if job.get("measure") else None
+        if job.get("requests"):
+            record_requests()
         found = run(Workload(**job["workload"]), job.get("lengths"), job.get("batch_sizes"))
+        if job.get("requests"):
+            found["requests"] = read_requests()
         if measured is not None:
             found["device"] = measured.finish()
+    except XmemError as error:
+        found = {"error": error.message}
     except Exception as error:
         found = {"error": f"{type(error).__name__}: {error}"[:500], "trace": traceback.format_exc()[-1500:]}
-    sys.stdout.write(json.dumps({"key": job["key"], **found}) + "\n")
-    sys.stdout.flush()
+    _answer(job, found)
     os._exit(0)
 
 
@@ -71,6 +94,30 @@ def run(workload: Workload, lengths: list[int] | None, batch_sizes: list[int] | 
         setup = counts() if not iterations else setup
         iterations.append(counts())
     return {"oom": oom, "setup": setup, "iterations": iterations}
+
+
+def record_requests() -> None:
+    """Let the allocator keep what is asked of it, without stacks."""
+    import torch
+
+    torch.cuda.memory._record_memory_history("all", context=None, stacks="python", max_entries=MOST_REQUESTS)
+
+
+def read_requests() -> list[int]:
+    """Return what was asked of the allocator: the size of each allocation, and -1 - n where the nth is freed."""
+    import torch
+
+    requests: list[int] = []
+    numbers: dict[int, int] = {}
+    count = 0
+    for entry in torch.cuda.memory._snapshot()["device_traces"][0]:
+        if entry["action"] == "alloc":
+            numbers[entry["addr"]] = count
+            count += 1
+            requests.append(entry["size"])
+        elif entry["action"] == "free_completed" and entry["addr"] in numbers:
+            requests.append(-1 - numbers.pop(entry["addr"]))
+    return requests
 
 
 def train(workload: Workload) -> None:
