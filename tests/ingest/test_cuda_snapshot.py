@@ -366,7 +366,9 @@ def test_many_entries_come_in_batches_with_one_numbering() -> None:
     trace = [entry("alloc", number, 1, number, frames=frames[number % 20_000]) for number in range(70_000)]
     tables, _ = read(with_trace(*trace))
     assert tables["events"]["address"].to_list() == list(range(70_000))
-    assert tables["events"]["stack_id"].to_list() == [number % 20_000 for number in range(70_000)]
+    own, late = tables["events"]["stack_id"].to_list(), tables["late_stacks"]["stack_id"].to_list()
+    assert own == [number % 20_000 for number in range(65_536)] + [-2 - number for number in range(70_000 - 65_536)]
+    assert late == [number % 20_000 for number in range(65_536, 70_000)]
     assert tables["stacks"].height == 20_000
 
 

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 #: How many bytes of the (decompressed) source `sniff` sees.
 HEAD_BYTES = 1 << 16
 
+#: No table of the schema: the stack ids of events that were yielded without. Such events carry -2, -3, ... as stack_id
+#: in place of the first, second, ... row of these batches, behind which nothing but stacks may follow.
+LATE_STACKS = "late_stacks"
+
 #: Built-in adapters in the order in which they are asked; each is a module of this package.
 BUILT_IN = ("cuda_snapshot", "event_log", "memory_timeline", "torch_trace")
 ENTRY_POINT_GROUP = "xmem.adapters"
@@ -29,7 +33,7 @@ class Batch:
 
     An `events` batch may also carry `order_key` (Int64): the source's own tie-breaker for equal times (Ev Idx).
     It need not carry seq, alloc_id, span_id, step, phase or category: what the source does not say is filled in
-    afterwards from addresses and spans. run_id and rank are never in a batch.
+    afterwards from addresses and spans. run_id and rank are never in a batch. Stacks may come late, see LATE_STACKS.
     """
 
     table: str

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from xmem.errors import UnreadableError
 from xmem.ingest import snapshot_tables as tables
-from xmem.ingest.adapter import Batch, Notes
+from xmem.ingest.adapter import LATE_STACKS, Batch, Notes
 from xmem.schema import enums
 
 if TYPE_CHECKING:
@@ -73,11 +73,16 @@ class _Reading:
         self._segments: list[pl.DataFrame] = []
         self._blocks: list[pl.DataFrame] = []
         self._annotations: list[pl.DataFrame] = []
+        self._closed = False
 
     def take(self, message: Message) -> Iterator[Batch]:
         """Take a message; yield what is complete."""
         if message.kind == "stacks":
             yield from self._take_stacks(message)
+            return
+        if message.kind == "late_stacks":
+            yield from self._close()
+            yield Batch(LATE_STACKS, tables.read_columns(message, self._vocabulary, ()))
             return
         self._vocabulary.learn(message.facts.get("words", {}))
         if message.kind == "facts":
@@ -180,10 +185,13 @@ class _Reading:
             frame = frame.with_columns(pl.lit(kind).alias("device_type")).drop("device")
         return frame.with_columns((pl.col("segment") * 2 + int(host)).alias("segment"))
 
-    def finish(self) -> Iterator[Batch]:
-        """Yield segments, blocks and spans, and say what the snapshot lacks."""
+    def _close(self) -> Iterator[Batch]:
+        """Yield segments, blocks and spans, once: only stacks may still follow."""
         import polars as pl
 
+        if self._closed:
+            return
+        self._closed = True
         if self._segments:
             parts = self._blocks or [tables.no_blocks()]
             segments, blocks = tables.make_segments(pl.concat(self._segments), pl.concat(parts))
@@ -195,6 +203,10 @@ class _Reading:
         if self._annotations:
             spans, _ = tables.make_spans(pl.concat(self._annotations), self._first_us or 0, self._last_us)
             yield Batch("spans", spans)
+
+    def finish(self) -> Iterator[Batch]:
+        """Yield what was not yielded before, and say what the snapshot lacks."""
+        yield from self._close()
         if self._entries and not self._events and not self._segments:
             raise UnreadableError(
                 f"{self._notes.filename!r} cannot be read: it is made like a memory snapshot,"

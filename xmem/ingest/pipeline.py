@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xmem.errors import UnreadableError
-from xmem.ingest.adapter import Adapter, Filters, Notes, find_adapter
+from xmem.ingest.adapter import LATE_STACKS, Adapter, Filters, Notes, find_adapter
 from xmem.ingest.bounds import keep_bounds
 from xmem.ingest.hta import analyse, first_kernel_ns, require_hta
 from xmem.ingest.ranks import STDIN, Group, check_distinct, rank_from_name
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from xmem.ingest import Ingested, IngestOptions, Progress
+    from xmem.ingest.beginning import Beginning
 
 _ID_LETTERS = 12
 
@@ -44,6 +45,7 @@ class Reading:
     rank: int
     path: Path | None
     compressed: bool
+    begun: Beginning | None
 
 
 def ingest_group(group: Group, options: IngestOptions) -> Ingested:
@@ -111,8 +113,11 @@ def _read(file: str, options: IngestOptions, writer: RunWriter) -> Reading:
         adapter = adapter_of(source, file)
         notes = Notes(filename=source.name, filters=options.filters)
         spool = Spool(writer.folder)
+        begun: Beginning | None = None
         with _no_collection():
             for batch in adapter.read(source, notes):  # type: ignore[arg-type]
+                if batch.table == LATE_STACKS and not spool.rows(LATE_STACKS):
+                    begun = _begin(spool, notes)
                 spool.take(batch.table, keep_bounds(batch, notes).columns)
                 _tell(options.progress, source)
         source.finish()
@@ -132,7 +137,14 @@ def _read(file: str, options: IngestOptions, writer: RunWriter) -> Reading:
             rank=rank,
             path=source.path,
             compressed=source.compressed,
+            begun=begun,
         )
+
+
+def _begin(spool: Spool, notes: Notes) -> Beginning | None:
+    from xmem.ingest.beginning import begin
+
+    return begin(spool, notes)
 
 
 @contextmanager
@@ -200,7 +212,7 @@ def _write(reading: Reading, name: str, options: IngestOptions, writer: RunWrite
     def write(table: str, frame: pl.DataFrame, part: int = 0) -> None:
         writer.write(table, reading.rank, frame, part)
 
-    build_tables(reading.spool, reading.notes, facts, write)
+    build_tables(reading.spool, reading.notes, facts, write, reading.begun)
     reading.spool.discard()
 
 

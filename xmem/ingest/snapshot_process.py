@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
@@ -55,15 +55,18 @@ def read_messages(
 ) -> Iterator[Message]:
     """Yield what a process of its own makes of the source; the last message is of kind `end`.
 
-    The libraries that the columns need are imported while that process is busy with its first part.
+    It reads a plain file by itself, anything else is fed to it. The libraries that the columns need are imported while
+    it is busy with its first part.
 
     Raises RefusedError where the file is hostile, UnreadableError where it cannot be read or holds no snapshot.
     """
     options = {"stacks": stacks, "device": device, "limits": asdict(limits or Limits())}
     command = [sys.executable, "-I", "-S", "-c", _BOOT, str(_PACKAGE), json.dumps(options)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    for pipe in (process.stdin, process.stdout):
-        _widen(cast(IO[bytes], pipe))
+    with _plain_file(source) as file:
+        given = subprocess.PIPE if file is None else file
+        process = subprocess.Popen(command, stdin=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    for pipe in filter(None, (process.stdin, process.stdout)):
+        _widen(pipe)
     pump = _Pump(source, process)
     mailbox = _Mailbox(cast(IO[bytes], process.stdout), name)
     pump.start()
@@ -85,8 +88,16 @@ def read_messages(
         mailbox.stop()
         pump.join(timeout=10)
         mailbox.join(timeout=10)
-        for pipe in (process.stdout, process.stderr):
-            cast(IO[bytes], pipe).close()
+        for end in (process.stdout, process.stderr):
+            cast(IO[bytes], end).close()
+
+
+def _plain_file(source: BinaryIO) -> AbstractContextManager[BinaryIO | None]:
+    """Open the file behind a source once more, if there is one whose bytes are those of the source."""
+    path = getattr(source, "path", None)
+    if path is None or getattr(source, "compressed", True) or not path.is_file():
+        return nullcontext()
+    return cast(AbstractContextManager[BinaryIO], open(path, "rb", buffering=0))
 
 
 def _widen(pipe: IO[bytes]) -> None:
@@ -116,7 +127,10 @@ class _LostError(Exception):
 
 
 class _Pump(threading.Thread):
-    """Copies the source to the process; an error of the source ends the process and waits in `error`."""
+    """Copies the source to the process, or where that reads by itself only through, for its hash.
+
+    An error of the source ends the process and waits in `error`.
+    """
 
     def __init__(self, source: BinaryIO, process: subprocess.Popen[bytes]) -> None:
         super().__init__(daemon=True)
@@ -126,13 +140,15 @@ class _Pump(threading.Thread):
 
     def run(self) -> None:
         """Copy until the source ends or the process does not want more."""
-        pipe = cast(IO[bytes], self._process.stdin)
+        pipe = self._process.stdin
         size = _BLOCK
         try:
             while block := self._source.read(size):
-                pipe.write(block)
+                if pipe is not None:
+                    pipe.write(block)
                 size = _LARGE_BLOCK
-            pipe.close()
+            if pipe is not None:
+                pipe.close()
         except BrokenPipeError:
             return
         except BaseException as error:

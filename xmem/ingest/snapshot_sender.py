@@ -81,23 +81,46 @@ class Sender:
         self.remarks = Remarks()
         self._stacks = Stacks(self.budget) if stacks else None
         self._words: dict[str, Words] = {}
+        self._late: list[list[Record]] = []
+        self._late_rows = 0
 
     def tell(self, kind: str, **facts: Any) -> None:
         """Send a message without columns."""
         _write([json.dumps({"kind": kind, **facts}).encode() + b"\n"])
 
     def send(self, kind: str, records: list[Any], fields: Fields, **facts: Any) -> None:
-        """Send records as columns, in messages of bounded size."""
+        """Send records as columns, in messages of bounded size.
+
+        Entries behind the first message get numbers in place of their stacks, which `send_late_stacks` sends: what
+        needs no stacks can be worked on meanwhile.
+        """
         for start in range(0, len(records), _MESSAGE):
-            part = Part(fields)
+            part = Part(fields, late=fields is ENTRY and start > 0 and self._stacks is not None)
             for at in range(start, min(start + _MESSAGE, len(records)), _SLICE):
                 rows = records[at : min(at + _SLICE, start + _MESSAGE)]
                 self.budget.take_rows(len(rows))
                 self._add(part, self._drop_foreign(rows, at), at)
             if not part.rows:
                 continue
+            words = {name: self._words[name].take_fresh() for name in part.words}
+            if part.late:
+                part.send(kind, words, {**facts, "at": start, "late": self._late_rows})
+                self._late_rows += part.rows
+            else:
+                self._send_stacks()
+                part.send(kind, words, {**facts, "at": start})
+
+    def send_late_stacks(self) -> None:
+        """Send the stacks of the entries that went without, in the same order."""
+        if self._stacks is None:
+            return
+        for start in range(0, len(self._late), _MESSAGE // _SLICE):
+            part = Part(())
+            for records in self._late[start : start + _MESSAGE // _SLICE]:
+                part.add("stack", self._stacks.take([record.get("frames") for record in records]), None)
+                part.rows += len(records)
             self._send_stacks()
-            part.send(kind, {name: self._words[name].take_fresh() for name in part.words}, {**facts, "at": start})
+            part.send("late_stacks", {}, {})
 
     def _drop_foreign(self, rows: list[Any], at: int) -> list[Record]:
         if set(map(type, rows)) == {dict}:
@@ -120,7 +143,10 @@ class Sender:
                     words = Pools(self.budget) if kind == "p" else Words(self.budget, ("", "N/A"))
                     self._words[name] = words
                 part.add(name, take_words(rows, keys, words, self.remarks, at), None)
-        part.add("stack", self._take_stacks(rows, part.fields), None)
+        if part.late:
+            self._late.append(records)
+        else:
+            part.add("stack", self._take_stacks(rows, part.fields), None)
         part.rows += len(records)
 
     def _take_stacks(self, rows: Rows, fields: Fields) -> array[int]:
@@ -152,19 +178,17 @@ class Sender:
 class Part:
     """The columns of one message."""
 
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: Fields, *, late: bool = False) -> None:
         self.fields = fields
+        self.late = late
         self.words = [name for name, kind, _ in fields if kind in "wp"]
         self.rows = 0
-        self._columns: dict[str, array[int]] = {}
+        self._columns: dict[str, list[array[int]]] = {}
         self._known: dict[str, bytearray] = {}
 
     def add(self, name: str, column: array[int], known: bytes | None) -> None:
         """Append to a column; `known` says which values are there where some are not."""
-        if name in self._columns:
-            self._columns[name].extend(column)
-        else:
-            self._columns[name] = column
+        self._columns.setdefault(name, []).append(column)
         if known is not None and name not in self._known:
             self._known[name] = bytearray(b"\1" * self.rows)
         if name in self._known:
@@ -172,11 +196,11 @@ class Part:
 
     def send(self, kind: str, words: dict[str, list[str]], facts: dict[str, Any]) -> None:
         """Write the message."""
-        columns = [[name, column.typecode, name in self._known] for name, column in self._columns.items()]
+        columns = [[name, slices[0].typecode, name in self._known] for name, slices in self._columns.items()]
         header = {"kind": kind, "rows": self.rows, "columns": columns, "words": words, **facts}
         parts: list[Any] = [json.dumps(header).encode() + b"\n"]
-        for name, column in self._columns.items():
-            parts.append(column)
+        for name, slices in self._columns.items():
+            parts.append(b"".join(slices))
             if name in self._known:
                 parts.append(self._known[name])
         _write(parts)
@@ -251,6 +275,7 @@ def send_snapshot(snapshot: Snapshot, meter: Meter, options: dict[str, Any]) -> 
     send_segments(sender, snapshot.segments, host=False)
     send_segments(sender, snapshot.host_segments, host=True)
     sender.send("annotations", snapshot.annotations, ANNOTATION)
+    sender.send_late_stacks()
     sender.tell("end", remarks=sender.remarks.found)
 
 

@@ -57,8 +57,15 @@ def read_columns(message: Message, vocabulary: Vocabulary, texts: Sequence[str])
             series = pl.select(pl.when(pl.Series(known)).then(series).alias(name)).to_series()
         columns.append(series)
     frame = pl.DataFrame(columns)
+    if "late" in message.facts:
+        return frame.with_columns(number_late(pl.int_range(pl.len(), dtype=pl.Int64) + message.facts["late"]))
     stack = pl.when(pl.col("stack") >= 0).then(pl.col("stack").cast(pl.Int64)).alias("stack_id")
     return frame.with_columns(stack).drop("stack")
+
+
+def number_late(entry: pl.Expr) -> pl.Expr:
+    """Return the stack ids of entries whose stacks come later: below -1, by number of the entry; see place_late."""
+    return (-2 - entry).alias("stack_id")
 
 
 def make_stacks(message: Message, vocabulary: Sequence[str], first_id: int) -> pl.DataFrame:

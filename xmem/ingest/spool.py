@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xmem.errors import UnreadableError
+from xmem.ingest.adapter import LATE_STACKS
 from xmem.schema import layout
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ MEMORY_BYTES = 96 << 20
 #: Columns of few distinct words, held as categoricals.
 WORDS = ("action", "device_type", "pool_id", "phase", "category", "kind", "name", "segment_type", "state")
 #: Columns of a batch that the schema does not have: order within equal times, process of a thread.
-_EXTRA = {"events": {"order_key": "BIGINT", "process_id": "BIGINT"}}
+_EXTRA = {"events": {"order_key": "BIGINT", "process_id": "BIGINT"}, LATE_STACKS: {"stack_id": "BIGINT"}}
 #: Columns that adapters may yield and nothing needs.
 _UNUSED = {"events": ("process_id",)}
 
@@ -104,6 +105,18 @@ def in_types_of(table: str, columns: pl.DataFrame) -> pl.DataFrame:
         raise UnreadableError(f"A batch of {table} does not fit its columns: {error}") from error
 
 
+def place_late(spool: Spool) -> pl.Expr:
+    """Return the stack id of events whose stacks came later: those have -2, -3, ... for the first, second, ... row."""
+    import polars as pl
+
+    late = spool.take_all(LATE_STACKS)["stack_id"]
+    own = pl.col("stack_id")
+    if not len(late):
+        return own
+    place = pl.when(own < -1).then(-2 - own)
+    return pl.when(own < -1).then(pl.lit(late).gather(place)).otherwise(own)
+
+
 def empty_frame(table: str) -> pl.DataFrame:
     """Return a table without rows."""
     import polars as pl
@@ -130,7 +143,7 @@ def column_types(table: str) -> dict[str, pl.DataType]:
         "VARCHAR": pl.String(), "DOUBLE": pl.Float64(),
     }  # fmt: skip
     found: dict[str, pl.DataType] = {}
-    for column in layout()[table].columns:
+    for column in () if table == LATE_STACKS else layout()[table].columns:
         if column.name in ("run_id", "rank"):
             continue
         if column.type not in kinds:

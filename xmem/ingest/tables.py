@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from xmem.ingest.attribute import Attribution, attribute_events, attribute_spans, write_spans
-from xmem.ingest.lifetimes import DeviceHistory, DeviceSource, build_history
-from xmem.ingest.ordering import check_device, device_name, of_device, order_events, used_devices
-from xmem.ingest.spool import Spool, column_types, complete, in_types_of
+from xmem.ingest.beginning import Beginning, FinalState, build_histories, take_ordered
+from xmem.ingest.lifetimes import DeviceHistory
+from xmem.ingest.spool import Spool, column_types, complete, in_types_of, place_late
 from xmem.ingest.window import DeviceStart, cut_to_window
-from xmem.ingest.words import code_words
 from xmem.schema import SCHEMA_VERSION, issue_codes, layout
 from xmem.version import __version__
 
@@ -31,44 +29,33 @@ class Write(Protocol):
         """Append the rows."""
 
 
-_MEMORY_ACTIONS = {"alloc": 1, "free_requested": 1, "free_completed": 1}
 #: Rows that are written at a time.
 _ROWS_AT_A_TIME = 1 << 18
 #: Spans beyond which they are worked on before the events, not beside: it keeps memory low.
 _MANY_SPANS = 2_000_000
 
 
-@dataclass(frozen=True)
-class FinalState:
-    """Segments and blocks of a snapshot; blocks carry the device, stream and pool of their segment."""
-
-    segments: pl.DataFrame
-    blocks: pl.DataFrame
-
-
-def build_tables(spool: Spool, notes: Notes, facts: dict[str, object], write: Write) -> None:
-    """Write every table of one source; spans are written beside the work on events."""
+def build_tables(
+    spool: Spool, notes: Notes, facts: dict[str, object], write: Write, begun: Beginning | None = None
+) -> None:
+    """Write every table of one source; spans are written beside the work on events, which may have `begun`."""
     offset_ns = int(str(notes.facts.pop("ts_offset_ns", 0)))
     counts = {"stack_count": spool.rows("stacks")}
     notes.issues.pop("no_addresses", None)  # counted again where frees are paired
     spool.settle()
-    recorded_events = complete("events", spool.take_all("events"))
-    state = _final_state(spool, recorded_events, notes.filters.device)
-    devices = complete("devices", spool.take_all("devices"))
-    events = order_events(recorded_events, notes, offset_ns)
-    del recorded_events
-    recorded = _recorded_facts(events, notes)
+    ordered = begun.ordered if begun else take_ordered(spool, notes, offset_ns)
+    state, devices, recorded = ordered.state, ordered.devices, ordered.recorded
     with ThreadPoolExecutor(2) as beside:
         many = spool.rows("spans") > _MANY_SPANS
-        building = None if many else beside.submit(_histories, events, state, devices, notes)
+        building = None if many or begun else beside.submit(build_histories, ordered, notes)
         attribution, places = attribute_spans(spool, offset_ns)
         writing = beside.submit(write_spans, attribution, places, spool, offset_ns, notes.filters, write)
         del places
         if many:
             writing.result()
-        histories = building.result() if building else _histories(events, state, devices, notes)
-        del events
-        joined, alloc_of_block = _joined(histories, state, attribution, notes)
+        histories = begun.join(notes) if begun else building.result() if building else build_histories(ordered, notes)
+        del ordered, begun, building
+        joined, alloc_of_block = _joined(histories, state, attribution, place_late(spool), notes)
         kept, starts = cut_to_window(joined, [history.start for history in histories], notes.filters)
         _write_events(kept, write)
         counts["span_count"] = writing.result()
@@ -104,58 +91,8 @@ def _names(table: str, frame: pl.DataFrame) -> list[str]:
     return [name for name in frame.columns if name in wanted]
 
 
-def _final_state(spool: Spool, events: pl.DataFrame, device: str | None) -> FinalState:
-    segments = complete("segments", spool.take_all("segments"))
-    check_device(device, events, segments)
-    segments = of_device(segments, device)
-    blocks = complete("blocks", spool.take_all("blocks"))
-    holder = segments.select("segment_id", "device_type", "device_index", "stream", "pool_id")
-    held = blocks.join(holder, on="segment_id", maintain_order="left")
-    return FinalState(segments, held.with_row_index("block_row"))
-
-
-def _histories(events: pl.DataFrame, state: FinalState, devices: pl.DataFrame, notes: Notes) -> list[DeviceHistory]:
-    """Build the history of each device that has rows, in order of device."""
-    found = []
-    first_seq = 0
-    last_ns = int(events["ts_ns"].max() or 0) if events.height else 0  # type: ignore[arg-type]
-    used = used_devices(events, state.segments)
-    for device_type, device_index in used:
-        of_device = {"device_type": device_type, "device_index": device_index}
-        about = devices.filter(**of_device)
-        source = DeviceSource(
-            device_type=device_type,
-            device_index=device_index,
-            events=events if len(used) == 1 else events.filter(**of_device),
-            segments=state.segments.filter(**of_device),
-            blocks=state.blocks.filter(**of_device),
-            pairing="given" if notes.facts.get("paired") else str(notes.facts.get("pairing", "address")),
-            ordered=bool(notes.facts.get("ordered", False)),
-            total_bytes=about["total_bytes"][0] if about.height else None,
-            default_ts_ns=last_ns,
-            first_seq=first_seq,
-            rounded=device_type in ("cuda", "hip") and state.segments.height > 0 and not _rounds_further(notes),
-        )
-        history = build_history(source, notes)
-        first_seq += history.events.height
-        found.append(history)
-    if len(used) > 1:
-        names = ", ".join(device_name(*device) for device in used)
-        notes.add("several_devices", count=len(used), detail=names)
-    return found
-
-
-def _rounds_further(notes: Notes) -> bool:
-    """Say whether the recording's settings round requests to parts of powers of two."""
-    if "roundup_power2_divisions" in str(notes.facts.get("alloc_conf") or ""):
-        return True
-    settings = json.loads(str(notes.facts.get("allocator_settings") or "{}"))
-    divisions = settings.get("roundup_power2_divisions") if isinstance(settings, dict) else None
-    return any(divisions.values()) if isinstance(divisions, dict) else bool(divisions)
-
-
 def _joined(
-    histories: list[DeviceHistory], state: FinalState, attribution: Attribution, notes: Notes
+    histories: list[DeviceHistory], state: FinalState, attribution: Attribution, stack: pl.Expr, notes: Notes
 ) -> tuple[pl.DataFrame, pl.Series]:
     """Put the devices' events behind one another, number allocations through, and attribute them."""
     import polars as pl
@@ -183,7 +120,8 @@ def _joined(
     for rows, groups in block_rows:
         alloc_of_block[rows] = ids[groups]
     alloc_id = pl.Series(ids[events["group"].to_numpy()])
-    events = events.with_columns(seq=pl.int_range(pl.len(), dtype=pl.Int64), alloc_id=alloc_id.set(alloc_id < 0, None))
+    alloc_id = alloc_id.set(alloc_id < 0, None)
+    events = events.with_columns(seq=pl.int_range(pl.len(), dtype=pl.Int64), alloc_id=alloc_id, stack_id=stack)
     blocks = pl.Series(alloc_of_block)
     return attribute_events(events, attribution, notes), blocks.set(blocks < 0, None)
 
@@ -243,18 +181,6 @@ def _device_rows(starts: list[DeviceStart], devices: pl.DataFrame, notes: Notes)
     known = devices.drop("baseline_bytes", "baseline_reserved_bytes", "complete_history").unique(keys, keep="first")
     whole = pl.col("complete_history") & (not lossy)
     return frame.with_columns(whole).join(known, on=keys, how="left", maintain_order="left")
-
-
-def _recorded_facts(events: pl.DataFrame, notes: Notes) -> dict[str, object]:
-    """Count what the source held, where the adapter did not."""
-
-    memory = int((code_words(events["action"], _MEMORY_ACTIONS, 0) > 0).sum())
-    return {
-        "first_ts_ns": events["ts_ns"].min(),
-        "last_ts_ns": events["ts_ns"].max(),
-        "source_entries": notes.facts.get("source_entries", events.height),
-        "memory_event_count": notes.facts.get("memory_event_count", memory),
-    }
 
 
 def _run_row(facts: dict[str, object], notes: Notes) -> pl.DataFrame:

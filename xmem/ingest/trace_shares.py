@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SMALLEST_SHARE_BYTES = 32 << 20
 MOST_PROCESSES = 4
 #: What the first process takes of an even part: it also hashes the file, and may have to import what columns need.
-_FIRST_PART, _FIRST_PART_IMPORTED = 0.85, 1.0
+_FIRST_PART, _FIRST_PART_IMPORTED = 0.85, 1.15
 _WINDOW = 1 << 20
 #: Chunk after chunk takes the place of the one before: glibc need not give it back in between.
 _KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
