@@ -183,19 +183,19 @@ def too_close(peaks: list[Peaks], usable: int, is_cnn: bool) -> bool:
 class RangeSummary:
     """How often a measured peak lies in its range, and how wide ranges are in the median, as a share of the peak.
 
-    Only ground of convolutional rows leaves set-up out: others hold as much less set-up as they hold.
+    Only ground of convolutional rows leaves set-up out: of others nothing is said less set-up.
     """
 
     name: str
     rows: int
     held: int
-    held_less_setup: int
+    held_less_setup: int | None
     median_width: float
 
     @property
     def less_text(self) -> str:
         """Say how many hold less set-up, where that means something."""
-        return f" ({self.held_less_setup} less set-up)" if self.name == "cnn" else ""
+        return "" if self.held_less_setup is None else f" ({self.held_less_setup} less set-up)"
 
 
 def range_summaries(rows: list[Row]) -> list[RangeSummary]:
@@ -213,5 +213,5 @@ def _range_summary(name: str, rows: list[Row]) -> RangeSummary:
 
     widths = [(row["range_high_bytes"] - row["range_low_bytes"]) / (ground_of(row) or 1) for row in rows]
     held = sum(holds(row, 0) for row in rows)
-    less = sum(holds(row, row["setup_bytes"]) for row in rows) if name == "cnn" else held
+    less = sum(holds(row, row["setup_bytes"]) for row in rows) if name == "cnn" else None
     return RangeSummary(name, len(rows), held, less, median(widths))
