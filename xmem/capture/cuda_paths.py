@@ -43,10 +43,12 @@ class CudaPaths(TorchFunctionMode):  # type: ignore[misc]
         super().__init__()
         self.recorder = recorder
         self.values = values
+        self._originals: dict[Any, Any] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the function, or its CUDA counterpart."""
         kwargs = kwargs or {}
+        func = self._originals.get(func, func)  # a function of torch.nn.functional looks itself up by its name
         if not self.recorder.paused:
             if func is _plain_dropout:
                 return _dropout(*args, **kwargs)
@@ -73,6 +75,7 @@ class CudaPaths(TorchFunctionMode):  # type: ignore[misc]
                 with self:
                     return function(*args, **kwargs)
 
+            self._originals[run] = function
             return run
 
         for name, function in before.items():
@@ -81,6 +84,7 @@ class CudaPaths(TorchFunctionMode):  # type: ignore[misc]
             yield
         finally:
             for name, function in before.items():
+                self._originals.pop(getattr(place, name), None)
                 setattr(place, name, function)
 
     def _on_host(self, func: Any, args: Any, kwargs: Any) -> Any:

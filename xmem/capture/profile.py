@@ -25,12 +25,14 @@ def profile(
     *,
     trace: str | Path | None = None,
     force: bool = False,
+    fake: bool = False,
     progress: Progress | None = None,
 ) -> Path:
     """Run the job on the CPU and write what it allocated to `output`; return the file.
 
     The run takes the paths that the same code takes on CUDA, and leaves out arithmetic on which no allocation depends.
     `trace` names a file for torch.profiler's own trace of the same steps, from a second run that computes everything.
+    On `fake` tensors the run needs no memory and computes nothing at all.
     Raises UsageError where torch or the model is missing, RefusedError where the file exists.
     """
     target = Path(output) if output is not None else Path(default_name(workload))
@@ -49,8 +51,8 @@ def profile(
         if progress is not None:
             progress(f"batch size {workload.batch_size}: step {step} of {workload.iterations}")
 
-    recorder = run_workload(workload, told)
-    metadata = {**workload.describe(), "recurrent": recorder.recurrent}
+    recorder = run_workload(workload, told, fake=fake)
+    metadata = {**workload.describe(), "recurrent": recorder.recurrent, "fake": fake}
     write_log(recorder, target, {"torch_version": str(torch.__version__), "metadata": metadata})
     if own is not None:
         trace_workload(workload, own, told)
@@ -70,10 +72,11 @@ def default_name(workload: Workload) -> str:
     return f"{model}_{workload.optimizer.lower()}_b{workload.batch_size}{SUFFIX}"
 
 
-def profile_key(workload: Workload) -> str:
+def profile_key(workload: Workload, *, fake: bool = False) -> str:
     """Return the hash of everything that decides the profile: the job, the versions, the user's own files."""
     versions = [f"{name} {installed(name)}" for name in _PACKAGES]
-    return workload.key(f"format {FORMAT}", *versions, _content_of(workload.model))
+    kind = ["fake"] if fake else []
+    return workload.key(f"format {FORMAT}", *versions, _content_of(workload.model), *kind)
 
 
 def installed(package: str) -> str:

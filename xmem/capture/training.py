@@ -23,11 +23,28 @@ _TRANSFORMERS_ADAFACTOR = {"relative_step": False}
 PAD_SHARE = 0.25
 
 
-def run_workload(workload: Workload, progress: Callable[[int], None] | None = None) -> Recorder:
-    """Train a few steps on the CPU and return what was recorded; values are not computed where none depends on them."""
-    built, module = _build(workload)
+def run_workload(workload: Workload, progress: Callable[[int], None] | None = None, *, fake: bool = False) -> Recorder:
+    """Train a few steps on the CPU and return what was recorded; values are not computed where none depends on them.
+
+    On `fake` tensors nothing is computed, and nothing is held either.
+    """
+    with contextlib.ExitStack() as around:
+        if fake:
+            from xmem.capture.fake import fake_tensors
+
+            around.enter_context(fake_tensors(workload.model))
+        return _record(workload, progress, fake)
+
+
+def _record(workload: Workload, progress: Callable[[int], None] | None, fake: bool) -> Recorder:
+    built, module = _build(workload, fake)
     recorder = Recorder(hollow=True)
     recorder.recurrent = any(isinstance(child, torch.nn.RNNBase) for child in module.modules())
+    if fake and recorder.recurrent:
+        raise UsageError(
+            f"{workload.model} has recurrent layers, which fake tensors take apart in a way of their own.",
+            "Use --engine cpu or --engine vgpu.",
+        )
     context = contextlib.ExitStack()
     for part in (_one_thread(), without_compiler(), foreach_as_on_cuda(), watch_model(recorder, module)):
         context.enter_context(part)
@@ -61,9 +78,15 @@ def trace_workload(workload: Workload, path: Path, progress: Callable[[int], Non
     profiler.export_chrome_trace(str(path))
 
 
-def _build(workload: Workload) -> tuple[Built, Any]:
+def _build(workload: Workload, fake: bool = False) -> tuple[Built, Any]:
     built = build_model(workload.model, classes=workload.classes, attention=workload.attention)
-    module = built.module.to(getattr(torch, workload.dtype))
+    dtype = getattr(torch, workload.dtype)
+    if fake:
+        from xmem.capture.fake import to_dtype
+
+        module = to_dtype(built.module, dtype)
+    else:
+        module = built.module.to(dtype)
     module.train()
     if workload.checkpointing:
         _switch_on_checkpointing(module)

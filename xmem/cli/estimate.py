@@ -42,8 +42,8 @@ _CLOSE = (
 @click.option("--no-check", is_flag=True, help="Do not check the extrapolation with a third batch size.")
 @click.option("--explain-rules", is_flag=True, help="Say what each rule from CPU to GPU moved.")
 @click.option(
-    "--engine", type=click.Choice(("cpu", "vgpu", "all")), default="cpu", show_default=True,
-    help="Run it on the CPU or on a virtual GPU, or compare both.",
+    "--engine", type=click.Choice(("cpu", "vgpu", "fake", "all")), default="cpu", show_default=True,
+    help="Run it on the CPU, on a virtual GPU or on fake tensors, or compare all.",
 )  # fmt: skip
 @click.option("--optimistic", is_flag=True, help="On a virtual GPU, end with 0 where a fit is too close to call.")
 @click.option("--cache", metavar="FOLDER", envvar="XMEM_CACHE", help="Where profiles are kept.  [default: user cache]")

@@ -31,7 +31,10 @@ def command() -> None:
 @click.option("--runs", metavar="FILE", required=True, help="CSV of measured runs.")
 @click.option("--sample", type=click.IntRange(min=1), metavar="N", help="N rows spread over the file.  [default: all]")
 @click.option(
-    "--engine", default="cpu", show_default=True, help="cpu: profiles on the CPU; vgpu: runs on virtual cards."
+    "--engine",
+    default="cpu",
+    show_default=True,
+    help="cpu: profiles on the CPU; vgpu: runs on virtual cards; fake: fake tensors.",
 )
 @click.option("--page", metavar="FILE", help="Write the accuracy page there, with its chart beside it.")
 @click.option("--beside", metavar="FILE", help="JSON of an evaluation by the engine vgpu, for the page.")

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from xmem.errors import XmemError
-from xmem.evaluate.estimate import Estimate, EstimateOptions, estimate
+from xmem.evaluate.estimate import Estimate, EstimateOptions, estimate, estimate_on_fakes
 from xmem.evaluate.virtual_estimate import estimate_virtually
 
 if TYPE_CHECKING:
     from xmem.capture.workload import Workload
     from xmem.simulate.options import SimulateOptions
 
-#: By trust, most first: real code over modelled code.
-ENGINES: dict[str, Callable[..., Estimate]] = {"vgpu": estimate_virtually, "cpu": estimate}
+#: By trust, most first: real code over modelled code, values over none.
+ENGINES: dict[str, Callable[..., Estimate]] = {"vgpu": estimate_virtually, "cpu": estimate, "fake": estimate_on_fakes}
 
 
 @dataclass(frozen=True)

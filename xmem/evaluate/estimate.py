@@ -29,6 +29,10 @@ RECURRENT = (
     "Recurrent layers run in cuDNN on a GPU; how much it reserves for backward is not known,"
     " what the CPU keeps stands in for it: take activations as uncertain."
 )
+FAKE = (
+    "Recorded on fake tensors: shapes and lifetimes are torch's own, a value that the program reads is no, 0 or 1.0;"
+    " what kernels allocate inside comes from rules."
+)
 #: No job is asked for a larger batch than this.
 LARGEST_BATCH = 1 << 20
 #: cudaMalloc hands out descending addresses in most public snapshots of real GPUs (4 of the 6 that show it).
@@ -106,6 +110,7 @@ class EstimateOptions:
     exact: bool = False
     check: bool = True
     max_batch: bool = False
+    fake: bool = False
     progress: Progress | None = None
 
 
@@ -122,8 +127,9 @@ def estimate(
     target = parse_gpu(gpu)
     wanted = workload.with_batch(max(workload.batch_size, 8)) if how.max_batch else workload
     job = prepare_job(
-        wanted, cache=how.cache, exact=how.exact and not how.max_batch, check=how.check, progress=how.progress
-    )
+        wanted, cache=how.cache, exact=(how.exact or how.fake) and not how.max_batch, check=how.check, fake=how.fake,
+        progress=how.progress,
+    )  # fmt: skip
     best = find_max_batch(job, target, options, how.progress) if how.max_batch else None
     size = workload.batch_size if best is None else max(best.batch_size, 1)
     judgement, effects = judge_batch(job, size, target, options)
@@ -136,6 +142,17 @@ def estimate(
         outside=outside_lines(judgement.verdict.non_torch_bytes),
         max_batch=best,
     )
+
+
+def estimate_on_fakes(
+    workload: Workload,
+    *,
+    gpu: str | int,
+    options: SimulateOptions = _DEFAULTS,
+    how: EstimateOptions = EstimateOptions(),
+) -> Estimate:
+    """Estimate from a run of the wanted batch size on fake tensors; raises UsageError where the job needs values."""
+    return estimate(workload, gpu=gpu, options=options, how=replace(how, fake=True))
 
 
 def judge_batch(
@@ -161,6 +178,7 @@ def make_case(job: Job, batch_size: int, target: Target, options: SimulateOption
     sizes = " and ".join(str(p.batch_size) for p in job.profiles)
     notes = [f"Batch size {batch_size} is {how} batch size {sizes} on the CPU." if how != "profiled" else "", note]
     notes += [RECURRENT] if job.recurrent else []
+    notes += [FAKE] if job.fake else []
     return Case(
         run_id=job.profiles[0].run_id,
         run_name=f"{job.workload.model} {job.workload.optimizer} batch {batch_size}",

@@ -44,6 +44,7 @@ class Job:
     profiles: tuple[Profile, ...]
     torch_version: str | None
     recurrent: bool = False
+    fake: bool = False
 
     def requests(self, batch_size: int, facts: GpuFacts) -> tuple[pa.Table, tuple[RuleEffect, ...]]:
         """Return the requests of a GPU run with this batch size, and what each rule moved."""
@@ -84,10 +85,12 @@ def prepare_job(
     cache: str | Path | None = None,
     exact: bool = False,
     check: bool = True,
+    fake: bool = False,
     progress: Progress | None = None,
 ) -> Job:
     """Profile the job where the cache does not hold it; `exact` runs the wanted batch size itself.
 
+    With `fake` it runs on fake tensors.
     `check` runs a third batch size and raises UsageError where extrapolation misses it by a byte.
     """
     folder = cache_folder(cache)
@@ -95,8 +98,10 @@ def prepare_job(
     store = Store(folder / "store")
     direct = exact or workload.batch_size <= CHECK
     sizes = (workload.batch_size,) if direct else (SMALL, LARGE, CHECK) if check else (SMALL, LARGE)
-    found = tuple(_profile(workload.with_batch(size), folder, store, progress) for size in sizes)
-    job = Job(workload, store, found, store.find_run(found[0].run_id).torch_version, _is_recurrent(store, found[0]))
+    found = tuple(_profile(workload.with_batch(size), folder, store, progress, fake=fake) for size in sizes)
+    job = Job(
+        workload, store, found, store.find_run(found[0].run_id).torch_version, _is_recurrent(store, found[0]), fake
+    )
     if not direct and check:
         check_line(job)
         return replace(job, profiles=found[:2])
@@ -109,15 +114,18 @@ def _is_recurrent(store: Store, found: Profile) -> bool:
         return bool((connection.execute(query, [found.run_id]).fetchone() or (False,))[0])
 
 
-def _profile(workload: Workload, folder: Path, store: Store, progress: Progress | None) -> Profile:
+def _profile(
+    workload: Workload, folder: Path, store: Store, progress: Progress | None, *, fake: bool = False
+) -> Profile:
     from xmem.ingest import IngestOptions, ingest
 
     check_installed()
-    target = folder / f"{profile_key(workload)}{SUFFIX}"
+    target = folder / f"{profile_key(workload, fake=fake)}{SUFFIX}"
     if not target.exists():
         if progress is not None:
-            progress(f"profiling {workload.model} with batch size {workload.batch_size} on the CPU")
-        profile(workload, target, progress=progress)
+            where = "fake tensors" if fake else "the CPU"
+            progress(f"profiling {workload.model} with batch size {workload.batch_size} on {where}")
+        profile(workload, target, fake=fake, progress=progress)
     done = ingest([target], options=IngestOptions(store=store.path))[0]
     return Profile(workload.batch_size, done.run_id, done.name)
 

@@ -31,7 +31,7 @@ Progress = Callable[[str], None]
 MEASURED_TRANSFORMERS = "4.51.3"
 #: The least that reports give for a CUDA context (RTX 3090, torch 2.7); the measured cards drove nothing else.
 NON_TORCH = "256MiB"
-ENGINES = ("cpu", "vgpu")
+ENGINES = ("cpu", "vgpu", "fake")
 
 
 @dataclass(frozen=True)
@@ -99,10 +99,12 @@ def _with_estimate(row: Row, jobs: dict[str, tuple[Job, float]], how: EvaluateOp
     started = time.monotonic()
     if how.progress is not None:
         how.progress(f"row {place}: {workload.model} {workload.optimizer} {workload.batch_size}")
-    key = workload.with_batch(min(workload.batch_size, CHECK + 1)).key()  # a small batch is profiled as it is
+    # A small batch is profiled as it is, and so is any on fake tensors.
+    key = (workload if how.engine == "fake" else workload.with_batch(min(workload.batch_size, CHECK + 1))).key()
     try:
         if key not in jobs:
-            job = prepare_job(workload, cache=how.cache, check=False, progress=how.progress)
+            fake = how.engine == "fake"
+            job = prepare_job(workload, cache=how.cache, exact=fake, check=False, fake=fake, progress=how.progress)
             jobs[key] = (job, time.monotonic() - started)
         job, profiling_s = jobs[key]
         replay_started = time.monotonic()
