@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from xmem.capture import Workload
     from xmem.capture.profile import profile
     from xmem.capture.record import mark, record
-    from xmem.evaluate.estimate import Estimate, EstimateOptions, estimate
+    from xmem.evaluate.engines import estimate
+    from xmem.evaluate.estimate import Estimate, EstimateOptions
     from xmem.ingest import Filters, Ingested, IngestOptions, ingest
     from xmem.ingest.inspect import Inspection, inspect
     from xmem.query import connect, query, runs
@@ -38,7 +39,7 @@ _HOMES = {
     "Verdict": "xmem.simulate",
     "Workload": "xmem.capture",
     "connect": "xmem.query",
-    "estimate": "xmem.evaluate.estimate",
+    "estimate": "xmem.evaluate.engines",
     "gpus": "xmem.simulate",
     "inspect": "xmem.ingest.inspect",
     "mark": "xmem.capture.record",

@@ -164,13 +164,13 @@ def test_an_existing_file_and_an_unknown_device_are_refused(tmp_path: Path) -> N
 
 def estimate_own(tmp_path: Path, batch: int, **more: Any) -> Any:
     from xmem.capture import Workload
-    from xmem.evaluate.estimate import EstimateOptions, estimate
+    from xmem.evaluate.estimate import EstimateOptions, estimate_on_cpu
 
     script = tmp_path / "job.py"
     if not script.exists():
         script.write_text(SCRIPT)
     how = EstimateOptions(cache=tmp_path / "cache", **more)
-    return estimate(Workload(f"{script}:make", batch), gpu="1", how=how)
+    return estimate_on_cpu(Workload(f"{script}:make", batch), gpu="1", how=how)
 
 
 def test_an_extrapolated_estimate_equals_a_profiled_one(tmp_path: Path) -> None:

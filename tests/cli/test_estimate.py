@@ -13,7 +13,7 @@ from xmem.errors import EXIT_OK, EXIT_USAGE
 
 def test_a_missing_extra_is_one_sentence(xmem: Xmem, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("xmem.capture.profile.installed", lambda package: "")
-    done = xmem("estimate", "VGG19", "--gpu", "12", "--cache", str(tmp_path))
+    done = xmem("estimate", "VGG19", "--gpu", "12", "--engine", "cpu", "--cache", str(tmp_path))
     assert done.code == EXIT_USAGE
     assert done.err.splitlines()[-2:] == [
         "error: Profiling needs torch, which is not installed.",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from xmem.evaluate import engines
 from xmem.evaluate.engines import best_of, run_engines
 from xmem.evaluate.estimate import EstimateOptions
 from xmem.evaluate.virtual import card_of
-from xmem.evaluate.virtual_range import find_range, make_range
+from xmem.evaluate.virtual_range import find_range, keep_peaks, make_range, range_file
 from xmem.simulate.options import SimulateOptions
 from xmem.units import GIB, MIB
 
@@ -41,9 +40,10 @@ def test_text_is_estimated_as_it_is_and_convolutions_by_the_middle() -> None:
 
 def test_peaks_come_from_the_cache_and_a_card_that_is_too_small_is_left(tmp_path: Path) -> None:
     gpu = VirtualGpu(card_of(""), 8 * GIB, GIB)
-    for name, found in (("range", peaks(7000, oom=True)), ("range-roomy", peaks(9000))):
-        (tmp_path / f"vgpu-k-{name}.json").write_text(json.dumps({"base": asdict(found)}))
-    found = find_range(Workload("gpt2"), gpu, gpu, tmp_path, "k")
+    small, roomy = range_file(tmp_path, "small"), range_file(tmp_path, "roomy")
+    keep_peaks({"base": peaks(7000, oom=True)}, small)
+    keep_peaks({"base": peaks(9000), "one-token-less": "it left without an answer"}, roomy)
+    found = find_range(Workload("gpt2"), (gpu, small), (gpu, roomy))
     assert found.estimate_bytes == 9000 * MIB and not found.too_close
 
 

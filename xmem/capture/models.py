@@ -130,7 +130,19 @@ def _find_config(name: str) -> dict[str, Any] | None:
 
 def is_text_model(name: str) -> bool:
     """Say whether a name or file is that of a Hugging Face model, whose batches are rows of tokens."""
-    return torchvision_name(name) is None and _find_config(name) is not None
+    return _find_config(name) is not None
+
+
+def import_for(name: str) -> None:
+    """Import what building this model and its optimizer will need, so that processes can share it."""
+    importlib.import_module("torch._dynamo")
+    config = None if ":" in name else _find_config(name)
+    if config is None:
+        importlib.import_module("torchvision.models")
+        return
+    transformers = importlib.import_module("transformers")
+    for architecture in config.get("architectures") or []:
+        getattr(transformers, architecture, None)
 
 
 def _from_config(config: dict[str, Any], attention: str) -> Any:

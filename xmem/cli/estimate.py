@@ -42,18 +42,20 @@ _CLOSE = (
 @click.option("--no-check", is_flag=True, help="Do not check the extrapolation with a third batch size.")
 @click.option("--explain-rules", is_flag=True, help="Say what each rule from CPU to GPU moved.")
 @click.option(
-    "--engine", type=click.Choice(("cpu", "vgpu", "fake", "all")), default="cpu", show_default=True,
-    help="Run it on the CPU, on a virtual GPU or on fake tensors, or compare all.",
+    "--engine", type=click.Choice(("auto", "vgpu", "cpu", "fake", "all")), default="auto", show_default=True,
+    help="Run it on a virtual GPU, the CPU or fake tensors, or compare all; auto: the first of GPU and CPU that can.",
 )  # fmt: skip
 @click.option("--optimistic", is_flag=True, help="On a virtual GPU, end with 0 where a fit is too close to call.")
 @click.option("--cache", metavar="FOLDER", envvar="XMEM_CACHE", help="Where profiles are kept.  [default: user cache]")
 @json_option
 @verbosity_options
 def command(as_json: bool, quiet: bool, verbose: bool, explain_rules: bool, **options: Any) -> int:
-    """Estimate what a training job needs on a GPU, from small runs on the CPU.
+    """Estimate what a training job needs on a GPU.
 
-    MODEL is as for xmem profile. Ends with 0 where the job fits and with 1 where it does not, or where a virtual GPU
-    finds it too close to call. A job that was profiled before is not run again.
+    It is run on a virtual GPU, or a few small batches are run on the CPU. The virtual GPU needs a CUDA build of
+    torch and a C++ compiler, but no GPU; the CPU answers without, and for --max-batch, --no-extrapolate, --no-check,
+    --explain-rules, --allocator and --torch. MODEL is as for xmem profile. Ends with 0 where the job fits and with 1
+    where it does not, or where a virtual GPU finds it too close to call. A job that was run before is not run again.
 
     \b
     xmem estimate VGG19 -b 130 -o SGD --gpu rtx3060
@@ -70,6 +72,7 @@ def command(as_json: bool, quiet: bool, verbose: bool, explain_rules: bool, **op
         exact=options["no_extrapolate"],
         check=not options["no_check"],
         max_batch=options["max_batch"],
+        explain_rules=explain_rules,
         progress=None if quiet else lambda text: print(make_inert(text), file=sys.stderr),  # noqa: T201
     )
     answers = run_engines(

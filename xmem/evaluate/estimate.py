@@ -1,4 +1,4 @@
-"""`estimate`: profile, ingest and simulate in one call; does this job fit on that GPU, and up to which batch?"""
+"""The engine `cpu`: profile, ingest and simulate in one call; does a job fit on a GPU, and up to which batch?"""
 
 from __future__ import annotations
 
@@ -61,6 +61,7 @@ class Estimate:
     outside: tuple[OutsideLine, ...]
     max_batch: MaxBatch | None = None
     peak_range: PeakRange | None = None
+    engine: str = "cpu"
 
     @property
     def too_close_to_call(self) -> bool:
@@ -86,6 +87,7 @@ class Estimate:
         """Return the keys of the JSON answer: those of a verdict, and the estimate's own."""
         ranged = self.peak_range
         own = {
+            "engine": self.engine,
             "workload": asdict(self.workload),
             "profiled_batch_sizes": self.profiled_batch_sizes,
             "estimate_bytes": self.verdict.peak_reserved_bytes if ranged is None else ranged.estimate_bytes,
@@ -104,17 +106,18 @@ class Estimate:
 
 @dataclass(frozen=True)
 class EstimateOptions:
-    """How to estimate: where profiles are kept, whether to extrapolate and check, whether to search a batch."""
+    """How to estimate: where profiles are kept, whether to extrapolate and check, to search a batch, to tell rules."""
 
     cache: str | Path | None = None
     exact: bool = False
     check: bool = True
     max_batch: bool = False
     fake: bool = False
+    explain_rules: bool = False
     progress: Progress | None = None
 
 
-def estimate(
+def estimate_on_cpu(
     workload: Workload,
     *,
     gpu: str | int,
@@ -141,6 +144,7 @@ def estimate(
         rules=effects,
         outside=outside_lines(judgement.verdict.non_torch_bytes),
         max_batch=best,
+        engine="fake" if how.fake else "cpu",
     )
 
 
@@ -152,7 +156,7 @@ def estimate_on_fakes(
     how: EstimateOptions = EstimateOptions(),
 ) -> Estimate:
     """Estimate from a run of the wanted batch size on fake tensors; raises UsageError where the job needs values."""
-    return estimate(workload, gpu=gpu, options=options, how=replace(how, fake=True))
+    return estimate_on_cpu(workload, gpu=gpu, options=options, how=replace(how, fake=True))
 
 
 def judge_batch(

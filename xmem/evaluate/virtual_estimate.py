@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
+import tempfile
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xmem.capture.vgpu import recording, workloads
-from xmem.capture.vgpu.farm import MODULE
+from xmem.capture.vgpu.farm import Peaks, Run, run_many
 from xmem.capture.vgpu.library import library_key
-from xmem.capture.vgpu.run import SUFFIX, Job, run_job
-from xmem.capture.vgpu.settings import BOOTSTRAP, VirtualGpu
+from xmem.capture.vgpu.recording import Part, read_parts, write_log
+from xmem.capture.vgpu.run import OUT_OF_MEMORY, SUFFIX
+from xmem.capture.vgpu.settings import BOOTSTRAP, Recording, VirtualGpu
 from xmem.capture.vgpu.torch_facts import default_python, find_torch
 from xmem.capture.workload import Workload
 from xmem.errors import UnreadableError, UsageError
@@ -21,7 +24,7 @@ from xmem.evaluate.estimate import ADDRESS_POLICY, Estimate, EstimateOptions, se
 from xmem.evaluate.job import cache_folder
 from xmem.evaluate.outside import outside_lines
 from xmem.evaluate.virtual import card_of
-from xmem.evaluate.virtual_range import find_range
+from xmem.evaluate.virtual_range import find_range, keep_peaks, range_file, variants_of
 from xmem.simulate.options import SimulateOptions, parse_reserve
 from xmem.store import Store
 
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 
 #: Where the job does not fit, this much more memory shows what it would have asked for.
 ROOMY = 16
+#: A job that takes longer is ended.
+MOST_S = 300
 
 
 def estimate_virtually(
@@ -44,13 +49,13 @@ def estimate_virtually(
     target = parse_gpu(gpu)
     taken = target.total_bytes - parse_reserve(options).usable(target.total_bytes)
     own = VirtualGpu(card_of(target.gpu.name if target.gpu else ""), target.total_bytes, taken)
+    roomy = replace(own, total_bytes=ROOMY * target.total_bytes)
     folder = cache_folder(how.cache)
     log, fits = record(workload, own, options, how, folder)
-    roomy = replace(own, total_bytes=ROOMY * target.total_bytes)
     if not fits:
         log, _ = record(workload, roomy, options, how, folder)
-    key = record_key(workload, own, options)
     judgement = judge_log(log, workload, target, options, Store(folder / "store"))
+    kept = [range_file(folder, record_key(workload, gpu, options)) for gpu in (own, roomy)]
     return Estimate(
         verdict=judgement.verdict,
         workload=workload,
@@ -58,7 +63,8 @@ def estimate_virtually(
         setup_reserved_bytes=setup_reserved(judgement.table, judgement.unlimited.levels),
         rules=(),
         outside=outside_lines(judgement.verdict.non_torch_bytes),
-        peak_range=None if options.alloc_conf else find_range(workload, own, roomy, folder, key),
+        engine="vgpu",
+        peak_range=None if options.alloc_conf else find_range(workload, (own, kept[0]), (roomy, kept[1])),
     )
 
 
@@ -74,21 +80,42 @@ def record_key(workload: Workload, gpu: VirtualGpu, options: SimulateOptions) ->
 def record(
     workload: Workload, gpu: VirtualGpu, options: SimulateOptions, how: EstimateOptions, folder: Path
 ) -> tuple[Path, bool]:
-    """Run the job on the card where the cache does not hold its recording; say whether it ran to its end."""
-    torch = find_torch(default_python())
-    conf = options.alloc_conf or ""
+    """Run the job on the card where the cache does not hold its recording; say whether it ran to its end.
+
+    The variants that make the range run in the same process, after one import of torch.
+    """
     key = record_key(workload, gpu, options)
     kept, failed = folder / f"vgpu-{key}{SUFFIX}", folder / f"vgpu-{key}-oom{SUFFIX}"
     for log in (kept, failed):
         if log.exists():
             return log, log == kept
-    words = ("-m", MODULE, json.dumps(asdict(workload)))
-    job = Job(words, folder, folder, torch.python, steps=workload.iterations, own_modules=True, alloc_conf=conf)
-    outcome = run_job(job, gpu, how.progress)
-    if outcome.status.startswith("error") and outcome.out_of_memory is None:
-        raise UnreadableError(f"The job failed on the virtual GPU: {outcome.status.removeprefix('error: ')[:300]}")
-    fits = outcome.out_of_memory is None
-    return outcome.files[0].rename(kept if fits else failed), fits
+    if how.progress is not None:
+        how.progress(f"running {workload.model} on a virtual {gpu.card.name}")
+    folder.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=".running-", dir=folder))
+    try:
+        part = _run(workload, gpu, options, range_file(folder, key), work)
+        facts = {"virtual_gpu": gpu.card.name, "total_bytes": gpu.total_bytes, "non_torch_bytes": gpu.taken_bytes}
+        ran_out = part.status.startswith(OUT_OF_MEMORY) and bool(part.out_of_memory)
+        return write_log(part, failed if ran_out else kept, {**facts, **workload.describe()}), not ran_out
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _run(workload: Workload, gpu: VirtualGpu, options: SimulateOptions, peaks_file: Path, work: Path) -> Part:
+    """Record the job, and keep the peaks of its variants; raises UnreadableError where it fails."""
+    recorded = Run("recorded", workload, gpu, recording=Recording(work, workload.iterations + 1, MOST_S))
+    recorded = replace(recorded, alloc_conf=options.alloc_conf or "")
+    others = [] if options.alloc_conf else variants_of(workload, gpu)
+    found = {run.key: peaks for run, peaks in run_many([recorded, *others], default_python(), peaks_file.parent)}
+    trouble = str(found.pop("recorded", "it left without an answer"))
+    parts = read_parts(work)
+    ran_out = bool(parts) and parts[0].status.startswith(OUT_OF_MEMORY) and bool(parts[0].out_of_memory)
+    if not parts or (trouble and not ran_out):
+        raise UnreadableError(f"The job failed on the virtual GPU: {trouble or 'it asked for no memory'}")
+    if isinstance(found.get("base"), Peaks):
+        keep_peaks(found, peaks_file)
+    return parts[0]
 
 
 def judge_log(log: Path, workload: Workload, target: Target, options: SimulateOptions, store: Store) -> Judgement:

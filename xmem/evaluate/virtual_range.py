@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from xmem.capture.models import is_text_model
-from xmem.capture.vgpu.farm import Peaks, run_many
+from xmem.capture.vgpu.farm import Peaks, Run, run_many
 from xmem.capture.vgpu.settings import VirtualGpu
 from xmem.capture.vgpu.torch_facts import default_python
 from xmem.capture.workload import Workload
@@ -43,19 +43,27 @@ class PeakRange:
         return not self.unstable
 
 
-def find_range(workload: Workload, gpu: VirtualGpu, roomy: VirtualGpu, folder: Path, key: str) -> PeakRange:
-    """Run the variants of a job, or take their peaks from the cache; raises UsageError where it cannot be run.
+#: A card, and where the peaks of a job's variants on it are kept.
+Kept = tuple[VirtualGpu, Path]
 
-    Where one runs out of memory on `gpu`, all run on `roomy` too: the range says what the job would reserve.
+
+def find_range(workload: Workload, on_card: Kept, on_roomy: Kept) -> PeakRange:
+    """Run the variants of a job, or take their peaks from where they are kept; raises UsageError if it cannot be run.
+
+    Where one runs out of memory on the card, all run on the roomy one too: the range says what the job would reserve.
     """
     is_text = is_text_model(workload.model)
-    on_card = _peaks(workload, gpu, is_text, folder / f"vgpu-{key}-range.json")
-    usable = gpu.total_bytes - gpu.taken_bytes
-    close = too_close(list(on_card.values()), usable, not is_text)
-    shown = on_card
-    if any(one.oom for one in on_card.values()):
-        shown = _peaks(workload, roomy, is_text, folder / f"vgpu-{key}-range-roomy.json")
-    return make_range(shown, is_text, close=close)
+    found = _peaks(workload, on_card)
+    usable = on_card[0].total_bytes - on_card[0].taken_bytes
+    close = too_close(list(found.values()), usable, not is_text)
+    if any(one.oom for one in found.values()):
+        found = _peaks(workload, on_roomy)
+    return make_range(found, is_text, close=close)
+
+
+def range_file(folder: Path, key: str) -> Path:
+    """Return where the peaks of the variants of a job on a card are kept."""
+    return folder / f"vgpu-{key}-range.json"
 
 
 def make_range(peaks: dict[str, Peaks], is_text: bool, *, close: bool) -> PeakRange:
@@ -75,16 +83,27 @@ def _movers(peaks: dict[str, Peaks], estimate: int, share: float) -> Sequence[st
     ]
 
 
-def _peaks(workload: Workload, gpu: VirtualGpu, is_text: bool, kept: Path) -> dict[str, Peaks]:
-    if kept.is_file():
-        return {name: Peaks(**fields) for name, fields in json.loads(kept.read_text(encoding="utf-8")).items()}
-    runs = [replace(run, key=run.key.removeprefix("/")) for run in perturbed("", workload, gpu, is_cnn=not is_text)]
-    found = {run.key: peaks for run, peaks in run_many(runs, default_python(), kept.parent)}
-    base = found.get("base", "it left without an answer")
-    if isinstance(base, str):
-        raise UsageError(f"{workload.model} batch {workload.batch_size} cannot be run on the virtual GPU: {base}")
+def variants_of(workload: Workload, gpu: VirtualGpu) -> list[Run]:
+    """Return the runs whose peaks make the range, keyed by name."""
+    runs = perturbed("", workload, gpu, is_cnn=not is_text_model(workload.model))
+    return [replace(run, key=run.key.removeprefix("/")) for run in runs]
+
+
+def keep_peaks(found: Mapping[str, Peaks | str], kept: Path) -> dict[str, Peaks]:
+    """Keep the peaks of variants that could be run; the file is complete or not there."""
     peaks = {name: one for name, one in found.items() if isinstance(one, Peaks)}
     half = kept.with_suffix(".part")
     half.write_text(json.dumps({name: asdict(one) for name, one in peaks.items()}), encoding="utf-8")
     half.replace(kept)
     return peaks
+
+
+def _peaks(workload: Workload, where: Kept) -> dict[str, Peaks]:
+    gpu, kept = where
+    if kept.is_file():
+        return {name: Peaks(**fields) for name, fields in json.loads(kept.read_text(encoding="utf-8")).items()}
+    found = {run.key: peaks for run, peaks in run_many(variants_of(workload, gpu), default_python(), kept.parent)}
+    base = found.get("base", "it left without an answer")
+    if isinstance(base, str):
+        raise UsageError(f"{workload.model} batch {workload.batch_size} cannot be run on the virtual GPU: {base}")
+    return keep_peaks(found, kept)

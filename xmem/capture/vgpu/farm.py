@@ -21,7 +21,10 @@ MODULE = "xmem.capture.vgpu.workloads"
 
 @dataclass(frozen=True)
 class Run:
-    """One job on one card; `lengths` and `batch_sizes` give each iteration its own; without `cudnn` no workspaces."""
+    """One job on one card; `lengths` and `batch_sizes` give each iteration its own; without `cudnn` no workspaces.
+
+    With a `recording` its history is written there too. All runs of a call share the first one's `alloc_conf`.
+    """
 
     key: str
     workload: Workload
@@ -31,6 +34,8 @@ class Run:
     cudnn: bool = True
     workspace_most_bytes: int | None = None
     requests: bool = False
+    recording: Recording | None = None
+    alloc_conf: str = ""
 
 
 @dataclass(frozen=True)
@@ -98,11 +103,12 @@ def _base_environment(run: Run, torch: TorchFacts, library: Path) -> dict[str, s
     environment = make_environment(run.gpu, torch, library, Recording(Path()))
     for name in ("XMEM_VGPU_FOLDER", "PYTHONPATH"):
         environment.pop(name, None)
-    return environment | {"PYTHONPATH": _python_path()}
+    conf = {"PYTORCH_CUDA_ALLOC_CONF": run.alloc_conf} if run.alloc_conf else {}
+    return environment | {"PYTHONPATH": _python_path(), **conf}
 
 
 def _job(run: Run, torch: TorchFacts, library: Path) -> dict[str, Any]:
-    settings = make_environment(run.gpu, torch, library, Recording(Path()), {})
+    settings = make_environment(run.gpu, torch, library, run.recording or Recording(Path()), {})
     wanted = {key: value for key, value in settings.items() if key.startswith("XMEM_VGPU_")}
     if not run.cudnn:
         wanted["XMEM_VGPU_CUDNN"] = ""
@@ -115,12 +121,15 @@ def _job(run: Run, torch: TorchFacts, library: Path) -> dict[str, Any]:
         "batch_sizes": list(run.batch_sizes),
         "environment": wanted,
         "requests": run.requests,
+        "record": run.recording is not None,
     }
 
 
 def _peaks(found: dict[str, Any]) -> Peaks | str:
     if "error" in found:
         return str(found["error"])
+    if "recorded" in found:
+        return str(found["recorded"])
     iterations = found["iterations"]
     return Peaks(
         oom=found["oom"],

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from xmem.capture.vgpu.stubs import missing_symbols, write_stubs
@@ -45,6 +46,11 @@ def library_key(torch: TorchFacts) -> str:
     return content.hexdigest()[:20]
 
 
+def is_built(torch: TorchFacts, cache: Path) -> bool:
+    """Say whether the cache holds the driver for this torch."""
+    return (cache / "vgpu" / library_key(torch)).is_dir()
+
+
 def build_library(torch: TorchFacts, cache: Path, progress: Callable[[str], None] | None = None) -> Path:
     """Return the folder with the driver for this torch, building it where the cache does not hold it."""
     check_platform()
@@ -69,10 +75,12 @@ def build_library(torch: TorchFacts, cache: Path, progress: Callable[[str], None
 
 def _build(compiler: str, torch: TorchFacts, work: Path) -> None:
     define = f"-DCUDA_MAJOR={torch.cuda_major}"
-    objects = []
-    for source in sorted(SOURCES.glob("*.cpp")):
-        objects.append(work / f"{source.stem}.o")
-        _run([compiler, *_FLAGS, define, "-c", str(source), "-o", str(objects[-1])])
+    sources = sorted(SOURCES.glob("*.cpp"))
+    objects = [work / f"{source.stem}.o" for source in sources]
+    pairs = zip(sources, objects, strict=True)
+    commands = [[compiler, *_FLAGS, define, "-c", str(source), "-o", str(target)] for source, target in pairs]
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as threads:
+        list(threads.map(_run, commands))
     nvml = objects.pop([o.stem for o in objects].index("nvml"))
     missing = missing_symbols(_symbols(torch.libraries, "--undefined-only", "-D"), _symbols(objects, "--defined-only"))
     stubs = work / "stubs.c"

@@ -27,13 +27,14 @@ MOST_REQUESTS = 1 << 22
 def main() -> None:
     """Import once, then run every job in a process of its own: the driver's state begins anew in each."""
     import torch  # noqa: F401 - imported before the processes part
-    import torchvision  # noqa: F401
 
-    from xmem.capture import models  # noqa: F401
+    from xmem.capture.models import import_for
 
-    with contextlib.suppress(ImportError):  # only jobs that need it fail
-        import transformers  # noqa: F401
-    for line in sys.stdin:
+    lines = sys.stdin.readlines()
+    for model in sorted({json.loads(line)["workload"]["model"] for line in lines}):
+        with contextlib.suppress(ImportError, XmemError):  # only jobs that need it fail
+            import_for(model)
+    for line in lines:
         sys.stdout.flush()
         pid = os.fork()
         if pid == 0:
@@ -55,6 +56,9 @@ def _answer(job: dict[str, Any], found: dict[str, Any]) -> None:
 
 def _run_and_leave(job: dict[str, Any]) -> None:
     os.environ.update(job.get("environment", {}))
+    if job.get("record"):
+        _answer(job, {"recorded": record(Workload(**job["workload"]))})
+        os._exit(0)
     try:
         measured = DeviceMemory() if job.get("measure") else None
         if job.get("requests"):
@@ -120,12 +124,28 @@ def read_requests() -> list[int]:
     return requests
 
 
-def train(workload: Workload) -> None:
-    """Train under the recorder, which is to see an out-of-memory error end the process."""
+def record(workload: Workload) -> str:
+    """Train under the recorder; return why it failed, if it did."""
+    import torch
+
+    from xmem.capture.vgpu.bootstrap import waiting
+
+    trouble = ""
+    waiting.prepare(torch, os.path.dirname(waiting.__file__))
     loop = Loop(workload)
-    loop.set_up()
-    for _ in range(workload.iterations):
-        loop.step(workload.sequence_length, workload.batch_size)
+    try:
+        loop.set_up()
+        for _ in range(workload.iterations):
+            loop.step(workload.sequence_length, workload.batch_size)
+    except XmemError as error:
+        trouble = error.message
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)  # the recorder's
+        trouble = f"{type(error).__name__}: {error}"[:500]
+    recorder = getattr(sys.modules["xmem_vgpu_recorder"], "recorder", None)
+    if recorder is not None:
+        recorder.end()
+    return trouble
 
 
 def counts() -> Counts:
@@ -221,7 +241,4 @@ class Loop:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        train(Workload(**json.loads(sys.argv[1])))
-    else:
-        main()
+    main()

@@ -62,7 +62,7 @@ class Recorder:
         torch._C._cuda_attach_out_of_memory_observer(self._out_of_memory)
         self.hook = sys.excepthook
         sys.excepthook = self._failed
-        atexit.register(self._ended)
+        atexit.register(self.end)
         os.register_at_fork(after_in_child=self._forked)
         self.owner = os.getpid()
         threading.Thread(target=self._watch_time, daemon=True).start()
@@ -172,7 +172,8 @@ class Recorder:
         self.status = f"error: {kind.__name__}: {str(error)[:2000]}"
         self.hook(kind, error, trace)
 
-    def _ended(self) -> None:
+    def end(self) -> None:
+        """Write all that is left; what tensors are alive is the last that is noted."""
         if os.getpid() == self.owner:
             self.status = "ended" if self.status == "running" else self.status
             self.own_models()
