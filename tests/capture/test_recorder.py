@@ -244,6 +244,21 @@ def test_what_is_run_again_in_backward_has_its_values(tmp_path: Path) -> None:
     assert [span[3] for span in recorder.spans].count("aten::embedding") == 2 * 4
 
 
+def test_what_is_not_computed_is_recorded_as_if_it_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers", reason="Adafactor is transformers'")
+    from xmem.capture import Workload, hollow
+    from xmem.capture.training import run_workload
+
+    def events(model: str) -> list[tuple[Any, ...]]:
+        return [tuple(event[1:]) for event in run_workload(Workload(model, 2, "Adafactor", iterations=2)).events]
+
+    for model in ("mobilenet_v3_small", "T5-small"):
+        quick = events(model)
+        with monkeypatch.context() as patched:
+            patched.setattr(hollow, "_broadcast", lambda *_: hollow.REAL)
+            assert events(model) == quick
+
+
 def test_the_second_question_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = estimate_own(tmp_path, 16)
     monkeypatch.setattr("xmem.evaluate.job.profile", None)

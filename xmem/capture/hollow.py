@@ -100,7 +100,16 @@ def run_hollow(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, free
         # Adafactor compares a norm with a constant: give what weights of the usual scale have.
         return args[0].new_full((), TYPICAL_WEIGHT * args[0].numel() ** 0.5)
     first = args[0] if args else None
-    if not isinstance(first, torch.Tensor) or first.numel() < LARGE or not first.is_floating_point():
+    if not isinstance(first, torch.Tensor) or not first.is_floating_point():
+        return REAL
+    wide = _broadcast(name, args, kwargs) if free_of_choices else REAL
+    return _large(name, first, args, kwargs, free_of_choices=free_of_choices) if wide is REAL else wide
+
+
+def _large(
+    name: str, first: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any], *, free_of_choices: bool
+) -> Any:
+    if first.numel() < LARGE:
         return REAL
     if not any(isinstance(a, torch.Tensor) and a.requires_grad for a in args) and not free_of_choices:
         return REAL  # positions and masks decide what a model does next
@@ -127,6 +136,21 @@ def _elementwise(name: str, first: torch.Tensor, args: tuple[Any, ...], kwargs: 
     if name == "aten::native_layer_norm":
         rows = first.shape[: first.dim() - len(args[1])] + (1,) * len(args[1])
         return first.new_empty(first.shape), first.new_empty(rows), first.new_empty(rows)
+    return REAL
+
+
+def _broadcast(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Answer Adafactor's factors: a column times a row, and means of rows and columns of a matrix."""
+    if name not in ("aten::mul", "aten::mean") or kwargs or len(args) != 2 or not args[0].is_contiguous():
+        return REAL
+    first, second = args
+    if name == "aten::mul" and isinstance(second, torch.Tensor):
+        alike = second.dtype == first.dtype and second.is_contiguous() and second.shape != first.shape
+        shape = torch.broadcast_shapes(first.shape, second.shape)
+        return first.new_empty(shape) if alike and shape.numel() >= LARGE else REAL
+    if name == "aten::mean" and isinstance(second, list) and len(second) == 1 and first.numel() >= LARGE:
+        axis = second[0] % first.dim()
+        return first.new_empty([size for index, size in enumerate(first.shape) if index != axis])
     return REAL
 
 

@@ -41,7 +41,6 @@ class EvaluateOptions:
     sample: int | None = None
     engine: str = "cpu"
     cache: str | Path | None = None
-    families: tuple[str, ...] = ("cnn", "transformer")
     progress: Progress | None = None
 
 

@@ -84,9 +84,18 @@ def _peaks(rows: list[Row], cache: str | Path | None) -> list[dict[str, Peaks | 
         row = rows[int(place)]
         for addresses in ORDERS[: 1 if is_convolutional(row) else 2]:
             key = name if addresses == ADDRESS_POLICY else f"{name}, addresses {addresses}"
-            own = peaks_under(peaks, run.gpu, torch_of(row), addresses) if isinstance(peaks, Peaks) else peaks
-            found[int(place)][key] = own
+            found[int(place)][key] = as_measured(row, peaks, run.gpu, addresses) if isinstance(peaks, Peaks) else peaks
     return found
+
+
+def as_measured(row: Row, peaks: Peaks, gpu: VirtualGpu, addresses: AddressPolicy) -> Peaks:
+    """Return the peaks of a run under the torch of the row.
+
+    Convolutions do without a workspace that cannot be had, and their run may have; a replay asks for all that the run
+    got. Where only the replay runs out of memory, the run's peaks stand.
+    """
+    found = peaks_under(peaks, gpu, torch_of(row), addresses)
+    return replace(peaks, requests=[]) if found.oom and is_convolutional(row) else found
 
 
 def _answer(row: Row, found: dict[str, Peaks | str]) -> Row:
@@ -208,8 +217,7 @@ def range_summaries(rows: list[Row]) -> list[RangeSummary]:
 
 def _range_summary(name: str, rows: list[Row]) -> RangeSummary:
     def holds(row: Row, less: int) -> bool:
-        low = row["range_low_bytes"] - (less if row.get("torch_version") else 0)  # else it has left set-up out already
-        return bool(low <= (ground_of(row) or 0) <= row["range_high_bytes"] - less)
+        return bool(row["range_low_bytes"] - less <= (ground_of(row) or 0) <= row["range_high_bytes"] - less)
 
     widths = [(row["range_high_bytes"] - row["range_low_bytes"]) / (ground_of(row) or 1) for row in rows]
     held = sum(holds(row, 0) for row in rows)
