@@ -47,7 +47,11 @@ def _virtual_text(rows: list[Row]) -> str:
     ]
     return (
         "## On a virtual GPU\n\n`--engine vgpu` runs each job's CUDA code on a [virtual card](vgpu.md), here with torch"
-        " 2.14.1, and answers with a range.\n\n" + _table(by_family(rows)) + "\n\n" + "\n".join(ranges) + "\n\n"
+        " 2.14.1, replays what it asked for with the allocator of 2.6.0, and answers with a range.\n\n"
+        + _table(by_family(rows))
+        + "\n\n"
+        + "\n".join(ranges)
+        + "\n\n"
     )
 
 
