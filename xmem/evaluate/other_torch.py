@@ -39,16 +39,16 @@ def peaks_under(peaks: Peaks, gpu: VirtualGpu, torch_version: str, addresses: Ad
 
     A run that ran out of memory has asked for less than the whole job: its own peaks stand.
     """
-    from xmem.simulate.judge import replay_both
     from xmem.simulate.simulation import make_setup
+    from xmem.simulate.trial import UNLIMITED_BYTES, try_on
 
     if peaks.oom or not peaks.requests:
         return replace(peaks, requests=[])
     setup, _ = make_setup(SimulateOptions(torch_version=torch_version), torch_version)
     setup = replace(setup, address_policy=addresses)
-    usable = gpu.total_bytes - gpu.taken_bytes
-    unlimited, on_device = replay_both(encode_requests(peaks.requests), setup, gpu.total_bytes, usable)
-    stats = (on_device if on_device.fits else unlimited).stats
+    encoded = encode_requests(peaks.requests)
+    on_device = try_on(encoded, setup, gpu.total_bytes, gpu.taken_bytes)
+    stats = (on_device if on_device.fits else try_on(encoded, setup, UNLIMITED_BYTES)).stats
     return replace(
         peaks,
         oom=not on_device.fits,
