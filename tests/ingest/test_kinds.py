@@ -265,3 +265,62 @@ def test_one_odd_row_does_not_change_the_kind_of_a_timeline(take):
     levels, said = take(rows, "t.raw.json")
     assert levels == (110, 110, 2)
     assert "bad_record" in said
+
+
+@pytest.mark.parametrize("between", ["\n", ",\n", "\n\n"])
+def test_records_in_lines_without_a_list_are_read(take, between):
+    found, said = take(between.join(map(json.dumps, LOOP)) + "\n")
+    assert found == WHOLE
+    assert said == {"no_rank": None, "repaired_syntax": "records without a list"}
+
+
+def test_a_single_record_without_a_list_is_read(take):
+    assert take(json.dumps(LOOP[0])) == (
+        (1 * MIB, 1 * MIB, 1),
+        {"no_rank": None, "repaired_syntax": "records without a list"},
+    )
+
+
+def test_a_header_that_begins_like_a_record_is_a_header(take):
+    whole = json.dumps({"name": "a run", **trace(*LOOP, **RANK)})
+    assert take(whole) == (WHOLE, {})
+
+
+def test_a_device_type_is_read_by_its_name(take, tmp_path):
+    named = [{**record, "args": {**record["args"], "Device Type": "CUDA"}} for record in LOOP]
+    found, said = take(trace(*named, **RANK))
+    assert (found, said) == (WHOLE, {"odd_number": "Device Type: 'CUDA'"})
+    devices = Store(tmp_path / "store-t.json").connect().execute("SELECT DISTINCT device_type FROM events").fetchall()
+    assert devices == [("cuda",)]
+
+
+def test_a_time_without_bounds_costs_no_event(take):
+    found, said = take(json.dumps(trace(*LOOP, **RANK)).replace('"ts": 30', '"ts": 1e400'))
+    assert found == WHOLE
+    assert said["wide_integer"] == "a time was cut off"
+
+
+def test_sizes_below_zero_of_a_timeline_are_zero(take):
+    sizes = [[0, 7, 0, 0, 0, 0, 0, 0, 0], [0, 7, -50, 0, 0, 0, 0, 0, 0], [0, 5, 0, 0, 0, 0, 0, 0, 0]]
+    found, said = take([[0, 1, 2], sizes], "m.json")
+    assert found[:2] == (7, 5)
+    assert said["negative_total"] == "-50: sizes below zero are 0"
+
+
+def test_a_short_row_of_a_timeline_is_said(take):
+    found, said = take([[0, 1, 2], [[0, 7, 9], [0, 8, 9, 1, 0, 0, 0, 0, 0], [0, 5]]], "m.json")
+    assert found[:2] == (18, 5)
+    assert said["missing_field"] == "a row of less than 9 sizes: the rest are 0"
+
+
+def test_a_comma_too_many_in_a_snapshot_as_json_is_repaired(take):
+    text = json.dumps(basic()).replace("}]", "},]").replace('"model.py"', '"a,]}.py"')
+    found, said = take(text, "s.json")
+    assert found[0] == 12 * MIB
+    assert said == {"no_rank": None, "repaired_syntax": "a comma before a closing bracket"}
+
+
+def test_blocks_that_do_not_fill_their_segment_are_said(take):
+    snapshot = basic()
+    snapshot["segments"][0]["blocks"][0]["size"] -= 512
+    assert take(snapshot, "s.pickle")[1]["state_mismatch"] == "the blocks of a segment do not add up to its size"

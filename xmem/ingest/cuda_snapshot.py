@@ -112,6 +112,7 @@ class _Reading:
             notes.add("unreadable_part", detail=facts["damage"])
         if facts["invalid_utf8"]:
             notes.add("invalid_utf8")
+        notes.add("repaired_syntax", count=facts["commas"], detail="a comma before a closing bracket")
 
     def _take_stacks(self, message: Message) -> Iterator[Batch]:
         words = message.facts["words"]
@@ -197,6 +198,8 @@ class _Reading:
             segments, blocks = tables.make_segments(pl.concat(self._segments), pl.concat(parts))
             lost = sum(part.height for part in self._segments) - segments.height
             self._notes.add("missing_field", count=lost, detail="a segment has no address or no size, or stands twice")
+            gaps = tables.count_untiled(segments, blocks)
+            self._notes.add("state_mismatch", count=gaps, detail="the blocks of a segment do not add up to its size")
             self._look_for_ring(segments, blocks)
             yield Batch("segments", segments)
             yield Batch("blocks", blocks if self._notes.filters.stacks else blocks.drop("stack_id"))

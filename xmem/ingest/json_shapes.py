@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from xmem.ingest.json_repair import find_end
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -46,3 +48,12 @@ def last_boundary(text: bytes, shape: Shape) -> tuple[int, int] | None:
         if found:
             return found[-1].start() + 1, found[-1].end()
     return None
+
+
+def stands_alone(text: bytes, shape: Shape, key: str, *, ended: bool) -> bool:
+    """Say whether the first record stands in no list: the next one follows it, or, where the text `ended`, nothing."""
+    end = find_end(text, 0) if shape.start.match(text) else None
+    if end is None or shape.sign not in text[:end] or f'"{key}"'.encode() in text[:end]:
+        return False
+    rest = text[end:].lstrip(b" \t\r\n\0,")
+    return bool(shape.start.match(rest)) or (ended and not rest)

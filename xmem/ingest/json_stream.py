@@ -15,7 +15,7 @@ import msgspec
 from xmem.ingest.adapter import Notes
 from xmem.ingest.json_fields import is_top_level, read_fields, salvage_fields
 from xmem.ingest.json_repair import REPAIR_LIMIT, find_end, repair_json
-from xmem.ingest.json_shapes import EVENTS, Shape, last_boundary
+from xmem.ingest.json_shapes import EVENTS, Shape, last_boundary, stands_alone
 
 T = TypeVar("T")
 
@@ -120,7 +120,11 @@ class RecordStream(Generic[T]):
             self.found = self.bare = True
             self._advance(1)
         elif self._buffer.startswith(b"{"):
-            self._find_list()
+            if stands_alone(self._buffer, self.shape, self.key, ended=self._ended):
+                self.found = self.bare = True
+                self.notes.add("repaired_syntax", at=self.offset, unit="byte", detail="records without a list")
+            else:
+                self._find_list()
         return self.found
 
     def _find_list(self) -> None:

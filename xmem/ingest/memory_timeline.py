@@ -173,7 +173,14 @@ def _read_levels(text: bytes, notes: Notes) -> Iterator[Batch]:
         lambda value, at: _rescue_levels(value, at + offset, notes), shape=ROWS,
     )  # fmt: skip
     stream.start()
-    rows = [_eight(row) for records, _ in stream for row in records][: len(times)]
+    rows = [row for records, _ in stream for row in records][: len(times)]
+    longest = max(map(len, rows), default=0)
+    if short := sum(len(row) < longest for row in rows):
+        notes.add("missing_field", count=short, detail=f"a row of less than {longest} sizes: the rest are 0")
+    rows = [_eight(row) for row in rows]
+    if below := sum(min(row) < 0 for row in rows):
+        notes.add("negative_total", count=below, detail=f"{min(map(min, rows))}: sizes below zero are 0")
+        rows = [[max(0, size) for size in row] for row in rows]
     notes.facts.update(
         pairing="none", source_entries=len(rows), memory_event_count=len(rows), time_base=_time_base(max(times or [0]))
     )

@@ -34,6 +34,7 @@ class Snapshot:
     damage: str = ""
     cut: bool = False
     invalid_utf8: bool = False
+    commas: int = 0
 
 
 class ForeignDataError(Exception):
@@ -200,6 +201,7 @@ def _place(found: Snapshot, key: str, part: Any) -> None:
         found.settings = part if isinstance(part, dict) else {}
 
 
+_COMMA = re.compile(r'"(?:[^"\\]|\\.)*+"|,(\s*+[\]}])', re.DOTALL)
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 
@@ -208,9 +210,13 @@ def read_json(data: bytes) -> Snapshot:
     import json
 
     text = data.decode("utf-8-sig", errors="replace")
-    damage, cut = "", False
+    damage, cut, commas = "", False, 0
     try:
-        root = json.loads(text, strict=False)
+        try:
+            root = json.loads(text, strict=False)
+        except ValueError:
+            text, commas = _drop_commas(text)
+            root = json.loads(text, strict=False)
     except (ValueError, RecursionError) as error:
         position = getattr(error, "pos", len(text))
         damage, cut = str(error)[:100], position >= len(text.rstrip()) - 8 or "Unterminated" in str(error)
@@ -221,8 +227,21 @@ def read_json(data: bytes) -> Snapshot:
     found = arrange(root, "JSON file")
     if damage:
         found.damage, found.cut = damage if cut else f"everything behind it: {damage}", cut
+    found.commas = commas
     found.invalid_utf8 = "\ufffd" in text and b"\xef\xbf\xbd" not in data
     return found
+
+
+def _drop_commas(text: str) -> tuple[str, int]:
+    """Leave out commas before a closing bracket, and count them."""
+    dropped = 0
+
+    def drop(match: re.Match[str]) -> str:
+        nonlocal dropped
+        dropped += match[1] is not None
+        return match[1] or match[0]
+
+    return _COMMA.sub(drop, text), dropped
 
 
 def _close_json(text: str) -> str:

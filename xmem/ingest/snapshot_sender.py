@@ -265,6 +265,7 @@ def send_snapshot(snapshot: Snapshot, meter: Meter, options: dict[str, Any]) -> 
         damage=snapshot.damage,
         cut=snapshot.cut,
         invalid_utf8=snapshot.invalid_utf8,
+        commas=snapshot.commas,
         bytes=meter.count,
     )
     for device, entries in snapshot.traces:

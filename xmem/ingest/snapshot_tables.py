@@ -166,6 +166,14 @@ def make_segments(segments: pl.DataFrame, blocks: pl.DataFrame) -> tuple[pl.Data
     )
 
 
+def count_untiled(segments: pl.DataFrame, blocks: pl.DataFrame) -> int:
+    """Count the segments whose blocks do not add up to them; one without blocks says nothing."""
+    import polars as pl
+
+    tiled = blocks.group_by("segment_id").agg(pl.col("block_bytes").sum())
+    return segments.join(tiled, on="segment_id").filter(pl.col("block_bytes") != pl.col("total_bytes")).height
+
+
 _SEGMENT_COLUMNS = (
     "segment_id", "device_type", "device_index", "address", "total_bytes", "allocated_bytes", "active_bytes",
     "requested_bytes", "stream", "segment_type", "pool_id", "is_expandable", "stack_id",

@@ -13,6 +13,7 @@ import polars as pl
 
 from xmem.ingest.adapter import Batch, Notes
 from xmem.ingest.trace_records import (
+    DEVICE_TYPES,
     INSTANTS,
     MEMORY,
     NO_ARGS,
@@ -27,11 +28,6 @@ from xmem.ingest.trace_records import (
 Times: TypeAlias = npt.NDArray[np.int64]
 
 BATCH_ROWS = 1 << 16
-#: c10::DeviceType by number (torch 2.13).
-DEVICE_TYPES = (
-    "cpu", "cuda", "mkldnn", "opengl", "opencl", "ideep", "hip", "fpga", "maia", "xla", "vulkan", "metal", "xpu",
-    "mps", "meta", "hpu", "ve", "lazy", "ipu", "mtia", "privateuseone",
-)  # fmt: skip
 #: Span kinds by Kineto's category, today's and those of 2021.
 KINDS = {
     "cpu_op": "operator", "Operator": "operator", "user_annotation": "annotation", "python_function": "python",

@@ -10,6 +10,12 @@ import msgspec
 from xmem.ingest.adapter import Notes
 
 MEMORY, OUT_OF_MEMORY = "[memory]", "[OutOfMemory]"
+#: c10::DeviceType by number (torch 2.13).
+DEVICE_TYPES = (
+    "cpu", "cuda", "mkldnn", "opengl", "opencl", "ideep", "hip", "fpga", "maia", "xla", "vulkan", "metal", "xpu",
+    "mps", "meta", "hpu", "ve", "lazy", "ipu", "mtia", "privateuseone",
+)  # fmt: skip
+_DEVICE_NUMBERS = {name: number for number, name in enumerate(DEVICE_TYPES)}
 _INT64 = 1 << 63
 _UINT64 = (1 << 64) - 1
 NO_RAW = msgspec.Raw()
@@ -165,7 +171,7 @@ def read_integer(value: object, at: int, notes: Notes, *, what: str = "") -> int
     if value is None or (isinstance(value, int) and not isinstance(value, bool)):
         number = value
     else:
-        number = _odd_integer(value)
+        number = _odd_integer(value, what)
         if number is not None:
             notes.add("odd_number", at=at, unit="byte", detail=f"{what}: {value!r}")
     if number is not None and what == "Bytes" and _INT64 <= number <= _UINT64:
@@ -177,10 +183,12 @@ def read_integer(value: object, at: int, notes: Notes, *, what: str = "") -> int
     return number
 
 
-def _odd_integer(value: object) -> int | None:
+def _odd_integer(value: object, what: str) -> int | None:
     try:
         if isinstance(value, str) and len(value) <= 100:
             text = value.strip()
+            if what == "Device Type" and text.lower() in _DEVICE_NUMBERS:
+                return _DEVICE_NUMBERS[text.lower()]
             if text.lower().lstrip("+-").startswith("0x"):
                 return int(text, 16)
             value = Decimal(text)
