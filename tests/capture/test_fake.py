@@ -12,6 +12,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="fake tensors are torch's (pip install 'xmem[capture]')")
 
 import torch.optim.optimizer as optim  # noqa: E402
+from torch.nn.modules import module as nn_module  # noqa: E402
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack  # noqa: E402
 
 from xmem.capture.recorder import Recorder  # noqa: E402
 from xmem.capture.training import run_workload  # noqa: E402
@@ -55,6 +57,25 @@ class Recurrent(Line):
         self.layer = torch.nn.GRU(16, 16)
 
 
+class Cut(Line):
+    def forward(self, x):
+        return super().forward(x[: (x.sum(1) == 0).sum().item()])
+
+
+class Waiting(Line):
+    def forward(self, x):
+        y = super().forward(x)
+        while y.item() > 0.5:
+            y = y * 0.5
+        return y
+
+
+class Outside(Line):
+    def forward(self, x):
+        x.detach().numpy()
+        return super().forward(x)
+
+
 def rows(n):
     return (torch.zeros(n, 16),)
 
@@ -70,6 +91,23 @@ def huge():
 def block():
     module = Block()
     return module, torch.optim.AdamW(module.parameters(), lr=0.01), lambda n: (torch.zeros(n, 7, 32),)
+
+
+def cast():
+    module = Block()
+    return module, torch.optim.Adam(module.parameters(), lr=0.01), lambda n: (torch.zeros(n, 7, 32).bfloat16(),)
+
+
+def cut():
+    return Cut(), None, rows
+
+
+def waiting():
+    return Waiting(), None, rows
+
+
+def outside():
+    return Outside(), None, rows
 
 
 def choosy():
@@ -135,20 +173,43 @@ def test_a_convolutional_model_makes_the_same_requests(dtype: str) -> None:
     assert events(run_workload(workload, fake=True)) == events(run_workload(workload))
 
 
+def test_an_optimizer_of_ones_own_keeps_parameters_of_another_type(script: Path) -> None:
+    workload = Workload(f"{script}:cast", 3, dtype="bfloat16", iterations=2)
+    assert events(run_workload(workload, fake=True)) == events(run_workload(workload))
+
+
+def test_a_model_whose_widths_are_values_is_as_wide_as_it_is() -> None:
+    pytest.importorskip("torchvision", reason="the model is torchvision's")
+    workload = Workload("regnet_x_400mf", 2, iterations=1)
+    assert events(run_workload(workload, fake=True)) == events(run_workload(workload))
+
+
 def test_weights_of_forty_gigabytes_take_no_memory(script: Path) -> None:
     found = run_workload(Workload(f"{script}:huge", 2, iterations=1), fake=True)
     assert events(found)[0] == ("alloc", 40_000_000_000, None, "other", "parameter")
 
 
-def test_a_job_that_needs_values_is_said_and_leaves_torch_as_it_was(script: Path) -> None:
-    types = list(optim._foreach_supported_types)
+@pytest.mark.parametrize(
+    ("job", "why"),
+    [
+        ("choosy", "aten.nonzero.default depends on values."),
+        ("cut", "aten._local_scalar_dense.default depends on values."),  # a whole number may be a size
+        ("waiting", "it read 50 values; does a loop wait for one?"),
+        ("outside", "RuntimeError: .numpy() is not supported for tensor subclasses."),
+    ],
+)
+def test_a_job_that_needs_values_is_said_and_leaves_torch_as_it_was(
+    script: Path, monkeypatch: pytest.MonkeyPatch, job: str, why: str
+) -> None:
+    monkeypatch.setattr("xmem.capture.fake.MOST_READS", 50)
+    types, hooks = list(optim._foreach_supported_types), len(nn_module._global_forward_hooks)
     with pytest.raises(UsageError) as error:
-        run_workload(Workload(f"{script}:choosy", 2), fake=True)
-    assert error.value.message == (
-        f"{script}:choosy cannot run on fake tensors: aten.nonzero.default depends on values."
-    )
+        run_workload(Workload(f"{script}:{job}", 2), fake=True)
+    assert error.value.message == f"{script}:{job} cannot run on fake tensors: {why}"
     assert error.value.hint == "Use --engine cpu, which has values, or --engine vgpu."
     assert optim._foreach_supported_types == types
+    assert len(nn_module._global_forward_hooks) == hooks
+    assert not _get_current_dispatch_mode_stack()
     assert type(torch.ones(1)) is torch.Tensor
 
 

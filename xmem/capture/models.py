@@ -82,7 +82,7 @@ def torchvision_name(name: str) -> tuple[str, int | None] | None:
 def build_model(name: str, *, classes: int | None = None, attention: str = "", values: bool = False) -> Built:
     """Build the model; parameters stay uninitialised unless `values`, since memory does not depend on them."""
     require("torch", "Running a model")
-    if ":" in name and not name.startswith("timm:"):
+    if is_own_function(name):
         return _own_function(name)
     config = _find_config(name)
     if config is not None:
@@ -100,6 +100,11 @@ def build_model(name: str, *, classes: int | None = None, attention: str = "", v
         return built
     require("torchvision.models", f"The model {name}")
     raise UsageError(f"The model {name!r} is unknown.", _advice(name))
+
+
+def is_own_function(name: str) -> bool:
+    """Say whether a name means the user's own function, not a model that is known."""
+    return ":" in name and not name.startswith("timm:")
 
 
 def _advice(name: str) -> str:

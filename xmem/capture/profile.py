@@ -75,7 +75,7 @@ def default_name(workload: Workload) -> str:
 def profile_key(workload: Workload, *, fake: bool = False) -> str:
     """Return the hash of everything that decides the profile: the job, the versions, the user's own files."""
     versions = [f"{name} {installed(name)}" for name in _PACKAGES]
-    kind = ["fake"] if fake else []
+    kind = ["fake tensors"] if fake else []
     return workload.key(f"format {FORMAT}", *versions, _content_of(workload.model), *kind)
 
 

@@ -12,7 +12,7 @@ import torch
 
 from xmem.capture.cuda_autocast import autocast_as_on_cuda
 from xmem.capture.cuda_paths import CudaPaths, foreach_as_on_cuda, without_compiler
-from xmem.capture.models import Built, build_model, require
+from xmem.capture.models import Built, build_model, is_own_function, require
 from xmem.capture.recorder import Recorder
 from xmem.capture.watching import gradients, place_on_device, state_tensors, watch_model
 from xmem.capture.workload import Workload
@@ -28,23 +28,31 @@ def run_workload(workload: Workload, progress: Callable[[int], None] | None = No
 
     On `fake` tensors nothing is computed, and nothing is held either.
     """
-    with contextlib.ExitStack() as around:
-        if fake:
-            from xmem.capture.fake import fake_tensors
+    if not fake:
+        return _record(workload, *_build(workload), progress)
+    from xmem.capture.fake import FixedValues, fake_tensors, make_fake
 
-            around.enter_context(fake_tensors(workload.model))
-        return _record(workload, progress, fake)
+    # Values may decide how wide a named model is (RegNet); its weights stay untouched. A user's function may fill them.
+    built = None if is_own_function(workload.model) else _find(workload)
+    with fake_tensors(workload.model):
+        built = built or _find(workload)
+        if _is_recurrent(built.module):
+            raise UsageError(
+                f"{workload.model} has recurrent layers, which fake tensors take apart in a way of their own.",
+                "Use --engine cpu or --engine vgpu.",
+            )
+        make_fake(built.module, built.optimizer, getattr(torch, workload.dtype))
+        with FixedValues(workload.model):
+            return _record(workload, built, _prepare(workload, built.module), progress)
 
 
-def _record(workload: Workload, progress: Callable[[int], None] | None, fake: bool) -> Recorder:
-    built, module = _build(workload, fake)
+def _is_recurrent(module: torch.nn.Module) -> bool:
+    return any(isinstance(child, torch.nn.RNNBase) for child in module.modules())
+
+
+def _record(workload: Workload, built: Built, module: Any, progress: Callable[[int], None] | None) -> Recorder:
     recorder = Recorder(hollow=True)
-    recorder.recurrent = any(isinstance(child, torch.nn.RNNBase) for child in module.modules())
-    if fake and recorder.recurrent:
-        raise UsageError(
-            f"{workload.model} has recurrent layers, which fake tensors take apart in a way of their own.",
-            "Use --engine cpu or --engine vgpu.",
-        )
+    recorder.recurrent = _is_recurrent(module)
     context = contextlib.ExitStack()
     for part in (_one_thread(), without_compiler(), foreach_as_on_cuda(), watch_model(recorder, module)):
         context.enter_context(part)
@@ -78,19 +86,20 @@ def trace_workload(workload: Workload, path: Path, progress: Callable[[int], Non
     profiler.export_chrome_trace(str(path))
 
 
-def _build(workload: Workload, fake: bool = False) -> tuple[Built, Any]:
-    built = build_model(workload.model, classes=workload.classes, attention=workload.attention)
-    dtype = getattr(torch, workload.dtype)
-    if fake:
-        from xmem.capture.fake import to_dtype
+def _build(workload: Workload) -> tuple[Built, Any]:
+    built = _find(workload)
+    return built, _prepare(workload, built.module.to(getattr(torch, workload.dtype)))
 
-        module = to_dtype(built.module, dtype)
-    else:
-        module = built.module.to(dtype)
+
+def _find(workload: Workload) -> Built:
+    return build_model(workload.model, classes=workload.classes, attention=workload.attention)
+
+
+def _prepare(workload: Workload, module: Any) -> Any:
     module.train()
     if workload.checkpointing:
         _switch_on_checkpointing(module)
-    return built, module
+    return module
 
 
 @contextlib.contextmanager

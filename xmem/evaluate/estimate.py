@@ -30,7 +30,7 @@ RECURRENT = (
     " what the CPU keeps stands in for it: take activations as uncertain."
 )
 FAKE = (
-    "Recorded on fake tensors: shapes and lifetimes are torch's own, a value that the program reads is no, 0 or 1.0;"
+    "Recorded on fake tensors: shapes and lifetimes are torch's own, a value that the program reads is no, or 1.0;"
     " what kernels allocate inside comes from rules."
 )
 #: No job is asked for a larger batch than this.
