@@ -20,6 +20,10 @@ from xmem.capture.training import run_workload  # noqa: E402
 from xmem.capture.workload import Workload  # noqa: E402
 from xmem.cli import run  # noqa: E402
 from xmem.errors import UsageError  # noqa: E402
+from xmem.evaluate.estimate import make_case  # noqa: E402
+from xmem.evaluate.job import prepare_job  # noqa: E402
+from xmem.simulate.gpu_table import parse_gpu  # noqa: E402
+from xmem.simulate.options import SimulateOptions  # noqa: E402
 
 SCRIPT = """
 import torch
@@ -229,3 +233,10 @@ def test_the_engine_answers_as_the_cpu_does(script: Path, tmp_path: Path, capsys
         assert answers["fake"][name] == answers["cpu"][name], name
     assert any(note.startswith("Recorded on fake tensors") for note in answers["fake"]["notes"])
     assert not any(note.startswith("Recorded on fake tensors") for note in answers["cpu"]["notes"])
+
+
+def test_a_larger_batch_is_extrapolated_from_fakes_and_says_so(script: Path, tmp_path: Path) -> None:
+    job = prepare_job(Workload(f"{script}:line", 50, iterations=1), cache=tmp_path, fake=True)
+    notes = make_case(job, 50, parse_gpu("8GiB"), SimulateOptions()).notes
+    assert notes[0] == "Batch size 50 is extrapolated from profiles with batch size 2 and 3 on fake tensors."
+    assert notes[-1].endswith("what kernels allocate inside comes from rules, and the peak has no range.")

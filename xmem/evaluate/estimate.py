@@ -31,7 +31,7 @@ RECURRENT = (
 )
 FAKE = (
     "Recorded on fake tensors: shapes and lifetimes are torch's own, a value that the program reads is no, or 1.0;"
-    " what kernels allocate inside comes from rules."
+    " what kernels allocate inside comes from rules, and the peak has no range."
 )
 #: No job is asked for a larger batch than this.
 LARGEST_BATCH = 1 << 20
@@ -180,7 +180,8 @@ def make_case(job: Job, batch_size: int, target: Target, options: SimulateOption
     setup = replace(setup, address_policy=ADDRESS_POLICY)
     how = "profiled" if any(p.batch_size == batch_size for p in job.profiles) else "extrapolated from profiles with"
     sizes = " and ".join(str(p.batch_size) for p in job.profiles)
-    notes = [f"Batch size {batch_size} is {how} batch size {sizes} on the CPU." if how != "profiled" else "", note]
+    where = "fake tensors" if job.fake else "the CPU"
+    notes = [f"Batch size {batch_size} is {how} batch size {sizes} on {where}." if how != "profiled" else "", note]
     notes += [RECURRENT] if job.recurrent else []
     notes += [FAKE] if job.fake else []
     return Case(
