@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from xmem.capture.vgpu import recording, workloads
 from xmem.capture.vgpu.farm import Peaks, Run, run_many
 from xmem.capture.vgpu.library import library_key
-from xmem.capture.vgpu.recording import Part, read_parts, write_log
-from xmem.capture.vgpu.run import OUT_OF_MEMORY, SUFFIX
+from xmem.capture.vgpu.recording import SUFFIX, Part, read_parts, write_log
+from xmem.capture.vgpu.run import OUT_OF_MEMORY
 from xmem.capture.vgpu.settings import BOOTSTRAP, Recording, VirtualGpu
 from xmem.capture.vgpu.torch_facts import default_python, find_torch
 from xmem.capture.workload import Workload

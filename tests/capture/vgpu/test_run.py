@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import json
 import os
+import signal
+import subprocess
+import sys
 import textwrap
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.capture.vgpu.conftest import JOBS, PYTHON, small_card
+from tests.paths import REPOSITORY
+from xmem.capture.vgpu.library import build_library
 from xmem.capture.vgpu.run import Job, Outcome, run_job
 from xmem.capture.vgpu.settings import VirtualGpu
 from xmem.capture.vgpu.torch_facts import TorchFacts
@@ -86,6 +94,40 @@ def test_a_crash_leaves_a_recording(run_on_card: Run, script: Callable[[str], st
     outcome = run_on_card(script(f"step()\nstep()\n{ending}"))
     assert outcome.exit_code != 0 and outcome.steps == 2 and peak(outcome) > 4 * 4096 * 1024
     assert outcome.status == ("error: ValueError: broken" if "raise" in ending else "killed")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_what_was_recorded_is_kept_where_xmem_is_killed(
+    cuda_torch: TorchFacts, driver_cache: Path, tmp_path: Path, script: Callable[[str], str], number: int
+) -> None:
+    build_library(cuda_torch, driver_cache)
+    told, out = tmp_path / "told", tmp_path / "out"
+    file = script(f"step()\nopen({str(told)!r}, 'w').close()\nimport time; time.sleep(100)")
+    words = ["run", "--gpu", "8", "--python", PYTHON, "--cache", str(driver_cache), "-o", str(out), file]
+    started = subprocess.Popen([sys.executable, "-m", "xmem", *words], cwd=REPOSITORY, stderr=subprocess.DEVNULL)
+    until(told.exists)
+    started.send_signal(number)
+    started.wait()
+    until(lambda: [file.name for file in out.iterdir()] == ["train.xmem.jsonl.gz"])
+    with gzip.open(out / "train.xmem.jsonl.gz", "rt") as lines:
+        events = [json.loads(line) for line in lines]
+    assert any(event.get("category") == "optimizer_state" for event in events)
+    assert not any(str(out) in environment for environment in environments())
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait for something to become true."""
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def environments() -> Iterator[str]:
+    """Yield the environment of every process that can be seen."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            yield (process / "environ").read_text(errors="replace")
 
 
 def test_a_script_without_a_gpu_is_told(run_on_card: Run, tmp_path: Path) -> None:
@@ -209,10 +251,14 @@ def test_generated_text_ends_at_its_greatest_length(run_on_card: Run, tmp_path: 
         import torch
         from transformers import GPT2Config, GPT2LMHeadModel
         model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=64, n_head=2, vocab_size=512)).cuda().eval()
+        import sys
+        recording = sys.modules["xmem_vgpu_recorder"]
+        recording.MOST_IDLE = 400  # more than one word takes, fewer than a text
         for sample in (False, True):
             words = torch.ones(2, 8, dtype=torch.long, device="cuda")
-            found = model.generate(words, max_new_tokens=12, do_sample=sample)
-            assert found.shape == (2, 20)
+            found = model.generate(words, max_new_tokens=24, do_sample=sample)
+            assert found.shape == (2, 32)
+            assert recording.recorder.position(0) > 1000 and not recording.recorder._is_full()
         """)
     )
     assert run_on_card(str(tmp_path / "generate.py")).status == "ended"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 Line = dict[str, Any]
+SUFFIX = ".xmem.jsonl.gz"
 _OPTIMIZER, _BACKWARD, _FORWARD = "optimizer", "backward", "forward"
 #: The frame of a module's call, in a file of this end.
 _MODULE_CALL, _MODULE_FILE = "_call_impl", "torch/nn/modules/module.py"
@@ -89,6 +90,15 @@ def write_log(part: Part, target: Path, facts: Line) -> Path:
             packed.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
     os.replace(temporary, target)
     return target
+
+
+def write_logs(parts: list[Part], name: str, folder: Path, facts: Line) -> tuple[Path, ...]:
+    """Write an event log for each process into a folder; several are told apart by their rank."""
+    for number, part in enumerate(parts):
+        if part.rank is None and len(parts) > 1:
+            part.rank = number
+    names = [name if len(parts) == 1 else f"{name}-rank{part.rank}" for part in parts]
+    return tuple(write_log(part, folder / f"{own}{SUFFIX}", facts) for part, own in zip(parts, names, strict=True))
 
 
 def log_lines(part: Part, facts: Line) -> Iterable[Line]:

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from xmem.capture.vgpu.library import build_library
-from xmem.capture.vgpu.recording import Part, read_parts, write_log
+from xmem.capture.vgpu.recording import Part, read_parts, write_logs
+from xmem.capture.vgpu.rescue import rescued
 from xmem.capture.vgpu.settings import Recording, VirtualGpu, make_environment
 from xmem.capture.vgpu.torch_facts import find_torch
 from xmem.errors import UnreadableError, UsageError
 
 Progress = Callable[[str], None]
-SUFFIX = ".xmem.jsonl.gz"
 MEANINGLESS = "Nothing was computed: losses, metrics and weights of this run mean nothing, only its memory does."
 #: How the status of a process begins that an out-of-memory error ended.
 OUT_OF_MEMORY = ("error: OutOfMemoryError", "error: AcceleratorError")
@@ -96,20 +96,25 @@ def run_job(job: Job, gpu: VirtualGpu, progress: Progress | None = None, to: IO[
     library = build_library(torch, job.cache, progress)
     job.output.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=".running-", dir=job.output))
+    kept = (job.name, job.output, _log_facts(job, gpu))
     try:
         recording = Recording(work, job.steps, job.timeout_s, job.sandbox)
         environment = _with_caches(make_environment(gpu, torch, library, recording, _base(job)), work)
         if progress is not None:
             progress(f"running {job.name} on a virtual {gpu.card.name}")
         started = time.monotonic()
-        code = _run(command, environment, job.timeout_s + _GRACE_S, to)
+        with rescued(work, *kept):
+            code = _run(command, environment, job.timeout_s + _GRACE_S, to)
         seconds = time.monotonic() - started
         parts = read_parts(work)
         if not parts:
             raise UnreadableError(
                 f"The script asked for no memory on the GPU (exit code {code}).", "Its own messages stand above."
             )
-        files = _write_logs(parts, job, gpu)
+        files = write_logs(parts, *kept)
+    except KeyboardInterrupt:  # what was recorded until then is kept
+        write_logs(read_parts(work), *kept)
+        raise
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return _outcome(job, parts, files, (code, seconds))
@@ -230,24 +235,13 @@ def _end(pids: set[int]) -> None:
             continue
 
 
-def _write_logs(parts: list[Part], job: Job, gpu: VirtualGpu) -> tuple[Path, ...]:
-    facts = {
+def _log_facts(job: Job, gpu: VirtualGpu) -> dict[str, Any]:
+    return {
         "virtual_gpu": gpu.card.name,
         "total_bytes": gpu.total_bytes,
         "non_torch_bytes": gpu.taken_bytes,
         "command": list(job.command),
     }
-    stem = job.name
-    ranked = [part if part.rank is not None or len(parts) == 1 else _ranked(part, n) for n, part in enumerate(parts)]
-    names = [stem if len(parts) == 1 else f"{stem}-rank{part.rank}" for part in ranked]
-    return tuple(
-        write_log(part, job.output / f"{name}{SUFFIX}", facts) for part, name in zip(ranked, names, strict=True)
-    )
-
-
-def _ranked(part: Part, number: int) -> Part:
-    part.rank = number
-    return part
 
 
 def _outcome(job: Job, parts: list[Part], files: tuple[Path, ...], ending: tuple[int, float]) -> Outcome:

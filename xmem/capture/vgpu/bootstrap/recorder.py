@@ -207,6 +207,10 @@ class Recorder:
             for device, now in self._positions().items()
         )
 
+    def advance(self) -> None:
+        """Note that the script came one step nearer to an end that it has, such as the length of a text."""
+        self.trained_at = self._positions()
+
     def _positions(self) -> dict[int, int]:
         return {device: self.position(device) for device in range(self.torch.cuda.device_count())}
 

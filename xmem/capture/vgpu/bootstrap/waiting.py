@@ -96,6 +96,9 @@ def notice_length(criteria: Any) -> None:
 
     def call(self: Any, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
         _reached["length"] = input_ids.shape[-1] >= self.max_length
+        recorder = getattr(sys.modules.get("xmem_vgpu_recorder"), "recorder", None)
+        if recorder is not None:
+            recorder.advance()
         return ask(self, input_ids, *args, **kwargs)
 
     criteria.__call__ = call
