@@ -48,7 +48,7 @@ def test_jobs_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[[jobs]", "jobs.toml is not TOML: "),
+        ("[[jobs]", "The file of jobs jobs.toml is not TOML: "),
         ("jobs = []", "jobs.toml has no jobs."),
         ("jobs = [1]", "jobs.toml has no jobs."),
         ('[[jobs]]\noptimizer = "SGD"', "Job 1 of jobs.toml has no model."),

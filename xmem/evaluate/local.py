@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from xmem.capture.models import is_text_model
+from xmem.capture.vgpu.cards import read_toml
 from xmem.capture.vgpu.farm import Measured, Peaks, run_here, run_many
 from xmem.capture.vgpu.settings import VirtualGpu
 from xmem.capture.vgpu.torch_facts import default_python
@@ -30,13 +30,7 @@ EXAMPLE = 'Write each like: [[jobs]] model = "resnet18" optimizer = "Adam" batch
 def read_jobs(path: str | Path) -> list[Workload]:
     """Read jobs from TOML: a table of `jobs` for each, with the fields of a workload."""
     file = Path(path)
-    try:
-        found = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"The jobs {str(path)!r} cannot be read: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file.name} is not TOML: {error}.", EXAMPLE) from error
-    jobs = found.get("jobs")
+    jobs = read_toml(file, "file of jobs", EXAMPLE).get("jobs")
     if not isinstance(jobs, list) or not jobs or not all(isinstance(job, dict) for job in jobs):
         raise UsageError(f"{file.name} has no jobs.", EXAMPLE)
     return [_workload(job, f"Job {number} of {file.name}") for number, job in enumerate(jobs, 1)]
@@ -67,10 +61,10 @@ def evaluate_local(
     """Run the jobs on this machine's card and on the virtual one; `here` is the environment of the real runs."""
     own = python or default_python()
     if progress is not None:
-        progress(f"{len(jobs)} jobs on this machine's GPU")
+        progress(f"{len(jobs)} job{'s' * (len(jobs) != 1)} on this machine's GPU")
     measured = list(run_here(jobs, own, os.environ if here is None else here))
     if progress is not None:
-        progress(f"{len(jobs)} jobs on a virtual {measured[0].device['gpu_name']}")
+        progress(f"{len(jobs)} job{'s' * (len(jobs) != 1)} on a virtual {measured[0].device['gpu_name']}")
     runs = [
         run
         for number, (job, found) in enumerate(zip(jobs, measured, strict=True))

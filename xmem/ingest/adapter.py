@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
@@ -87,6 +87,12 @@ class Notes:
             issue.first_at, issue.first_unit = at, unit if at is not None else None
             issue.detail = detail[:200]
         issue.count += count
+
+    def take(self, issues: Mapping[str, Issue]) -> None:
+        """Add what was noted elsewhere, behind what is noted here."""
+        for code, issue in issues.items():
+            unit = issue.first_unit or "entry"
+            self.add(code, count=issue.count, at=issue.first_at, unit=unit, detail=issue.detail)
 
 
 class Adapter(Protocol):

@@ -50,9 +50,7 @@ class Beginning:
     def join(self, notes: Notes) -> list[DeviceHistory]:
         """Wait for the histories, and add to `notes` what they noted."""
         histories = self.building.result()
-        for code, issue in self.notes.issues.items():
-            unit = issue.first_unit or "entry"
-            notes.add(code, count=issue.count, at=issue.first_at, unit=unit, detail=issue.detail)
+        notes.take(self.notes.issues)
         return histories
 
 
@@ -61,7 +59,7 @@ def begin(spool: Spool, notes: Notes) -> Beginning | None:
     if spool.rows("events") > _MOST_EVENTS:
         return None
     spool.settle()
-    ordered = take_ordered(spool, notes, 0)
+    ordered = take_ordered(spool, notes, int(str(notes.facts.get("ts_offset_ns", 0))))
     own = Notes(notes.filename, notes.filters, notes.rank, notes.facts)
     worker = ThreadPoolExecutor(1)
     building = worker.submit(build_histories, ordered, own)

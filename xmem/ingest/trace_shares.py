@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO
 
-from xmem.ingest.adapter import Batch, Filters, Notes
+from xmem.ingest.adapter import Batch, Filters, Issue, Notes
 from xmem.ingest.json_shapes import EVENTS
 from xmem.ingest.json_stream import RecordStream
 from xmem.ingest.spool import WORDS
@@ -98,11 +98,7 @@ def take_share(share: Share, columns: TraceColumns, stream: RecordStream[Record]
             columns.absolute = columns.absolute or said["absolute"]
             columns.other_devices.update(said["other_devices"])
             columns.add_devices([(kind, index) for kind, index in said["devices"]])
-            for code, issue in said["issues"].items():
-                stream.notes.add(
-                    code, count=issue["count"], at=issue["first_at"], unit=issue["first_unit"] or "entry",
-                    detail=issue["detail"],
-                )  # fmt: skip
+            stream.notes.take({code: Issue(**issue) for code, issue in said["issues"].items()})
             stream.notes.facts.update(said["facts"])
             stream.fields.update(said["fields"])
             stream.at_stop = said["at_stop"]

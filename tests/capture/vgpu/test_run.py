@@ -58,6 +58,12 @@ def own_processes() -> set[str]:
     return set(children.read_text().split()) if children.exists() else set()
 
 
+def places_of(driver_cache: Path, tmp_path: Path) -> list[str]:
+    """Return the options that keep a run of the command within the test's own folders."""
+    places = {"--python": PYTHON, "--cache": driver_cache, "--store": tmp_path / "s", "-o": tmp_path / "o"}
+    return [str(word) for pair in places.items() for word in pair]
+
+
 def test_stops_after_the_steps_and_leaves_nothing(
     run_on_card: Run, script: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -192,16 +198,7 @@ def test_several_cards_by_torchrun(run_on_card: Run, tmp_path: Path) -> None:
 def test_the_command_says_what_ran_out(
     cuda_torch: TorchFacts, driver_cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    common = [
-        "--python",
-        PYTHON,
-        "--cache",
-        str(driver_cache),
-        "--store",
-        str(tmp_path / "s"),
-        "-o",
-        str(tmp_path / "o"),
-    ]
+    common = places_of(driver_cache, tmp_path)
     code = run_xmem(["run", "--gpu", "0.15", "--non-torch", "0", *common, "--json", str(JOBS), "gpt-adam"])
     found = json.loads(capfd.readouterr().out)
     assert code == 1 and found["fits"] is False and found["oom"]["requested_bytes"] > 0
@@ -268,16 +265,7 @@ def test_a_failed_script_is_no_answer(
     cuda_torch: TorchFacts, driver_cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "fails.py").write_text("import torch\ntorch.nn.LSTM(8, 8).cuda()\n")
-    places = [
-        "--python",
-        PYTHON,
-        "--cache",
-        str(driver_cache),
-        "--store",
-        str(tmp_path / "s"),
-        "-o",
-        str(tmp_path / "o"),
-    ]
+    places = places_of(driver_cache, tmp_path)
     words = ["run", "--gpu", "rtx4090", "-q", *places]
     assert run_xmem([*words, str(tmp_path / "fails.py")]) == 3
     out = capfd.readouterr().out
@@ -290,16 +278,7 @@ def test_a_failed_script_is_no_answer(
 def test_one_run_answers_for_other_cards(
     cuda_torch: TorchFacts, driver_cache: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    places = [
-        "--python",
-        PYTHON,
-        "--cache",
-        str(driver_cache),
-        "--store",
-        str(tmp_path / "s"),
-        "-o",
-        str(tmp_path / "o"),
-    ]
+    places = places_of(driver_cache, tmp_path)
     cards = ["--gpu", "rtx4090", "--also", "l4", "--also", "0.55", "--also", "t4"]
     assert run_xmem(["run", *cards, *places, "-q", "--json", str(JOBS), "gpt-adam"]) == 0
     found = json.loads(capfd.readouterr().out)

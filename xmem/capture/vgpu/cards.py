@@ -61,14 +61,17 @@ def find_card(name: str) -> Card | None:
 
 def read_card(path: str | Path) -> Card:
     """Read a card from TOML; raises UsageError that names the field in question."""
-    file = Path(path)
+    return make_card(read_toml(path, "card"), Path(path).name)
+
+
+def read_toml(path: str | Path, what: str, hint: str = "") -> dict[str, Any]:
+    """Read a file that a person wrote; raises UsageError that says what it was meant to be."""
     try:
-        found = tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"The card {str(path)!r} cannot be read: {error.strerror}.") from error
+        raise UsageError(f"The {what} {str(path)!r} cannot be read: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"The card {file.name} is not TOML: {error}.") from error
-    return make_card(found, file.name)
+        raise UsageError(f"The {what} {Path(path).name} is not TOML: {error}.", hint) from error
 
 
 def make_card(found: dict[str, Any], where: str) -> Card:
